@@ -1,0 +1,438 @@
+"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al. 2017).
+
+Post-norm as in the paper or pre-norm (with a final layer norm on each stack); sinusoidal or learned
+positions; embeddings tied over all three matrices, on the target side, or not at all. Parameter
+names are those of Hugging Face's BART family, so that export is renaming.
+
+Price: a training step is dominated by the matrix products (about 6 FLOPs per parameter and token);
+decoding keeps keys and values of past steps, so that a step costs one token, not a whole prefix.
+
+Shapes: B sentences, S source length, T target length, N rows being decoded (B x beam), D d_model,
+H heads, E = D / H head width, F d_ff, V vocabulary, L layers.
+Masks: True = may attend.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mttrain.config import ModelConfig
+from mttrain.dropout import DropoutKeys, KeyedDropout
+
+CACHE_STEP = 32  # target positions by which the key/value cache grows
+
+
+def sinusoidal_positions(start: int, length: int, d_model: int) -> Tensor:
+    """Position table [length, D] for positions start .. start+length-1, float32.
+
+    Column 2i is sin, column 2i+1 is cos, of pos / 10000^(2i/D) (Vaswani et al. 2017, section 3.5).
+    An odd D ends with a sine. Angles are computed in float64, since position times frequency
+    loses digits in lower precision, and rounded once.
+    """
+    position = torch.arange(start, start + length, dtype=torch.float64)
+    frequency = torch.exp(
+        torch.arange(0, d_model, 2, dtype=torch.float64) * (-math.log(10000.0) / d_model)
+    )
+    angle = position[:, None] * frequency  # [length, ceil(D/2)]
+    table = torch.empty(length, d_model, dtype=torch.float32)
+    table[:, 0::2] = torch.sin(angle)
+    table[:, 1::2] = torch.cos(angle[:, : d_model // 2])
+    return table
+
+
+def mask_bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Additive attention bias from a boolean mask: 0 where True, very negative where False.
+
+    Half of the type's lowest value: finite, so a row that may attend to nothing gives finite
+    numbers and no NaN, and adding a score cannot overflow it to minus infinity.
+    """
+    bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return bias.masked_fill_(~allowed, torch.finfo(dtype).min / 2)
+
+
+def causal_mask(length: int, device: torch.device) -> Tensor:
+    """Boolean [T, T]: position t may attend to positions 0 .. t."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril_()
+
+
+class Attention(nn.Module):
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2) with separate q, k, v projections.
+
+    The products run fused (one for q, k and v of self-attention, one for k and v of
+    cross-attention) over weights joined on the fly; the parameters keep their own names.
+    """
+
+    def __init__(self, config: ModelConfig, keys: DropoutKeys) -> None:
+        super().__init__()
+        d_model = config.d_model
+        self.num_heads = config.num_heads
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.k_proj = nn.Linear(d_model, d_model)
+        self.v_proj = nn.Linear(d_model, d_model)
+        self.out_proj = nn.Linear(d_model, d_model)
+        self.dropout = KeyedDropout(config.attention_dropout, keys)
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            # q, k and v act as one D x 3D matrix, whose Glorot scale is 1/sqrt(2) of a square one.
+            nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            nn.init.zeros_(projection.bias)
+
+    def joined(self, *names: str) -> tuple[Tensor, Tensor]:
+        """Weights [n*D, D] and biases [n*D] of the named projections, one below the other."""
+        parts = [getattr(self, f"{name}_proj") for name in names]
+        return torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts])
+
+    def split_heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """[B, T, parts*D] -> `parts` tensors [B, H, T, E]"""
+        batch, length, _ = x.shape
+        shaped = x.view(batch, length, parts, self.num_heads, -1)
+        return shaped.permute(2, 0, 3, 1, 4).unbind(0)
+
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """memory [B, S, D] -> keys, values [B, H, S, E]"""
+        key, value = self.split_heads(F.linear(memory, *self.joined("k", "v")), 2)
+        return key, value
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool = False
+    ) -> Tensor:
+        """query [B, H, T, E], key and value [B, H, S, E], bias [B|1, 1, T|1, S] -> [B, T, D]"""
+        if self.training and self.dropout.rate > 0.0:
+            out = self._attend_explicitly(query, key, value, bias, causal)
+        else:
+            out = F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
+        batch, _, length, _ = query.shape
+        return self.out_proj(out.transpose(1, 2).reshape(batch, length, -1))
+
+    def _attend_explicitly(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool
+    ) -> Tensor:
+        # scaled_dot_product_attention would draw its dropout from the global generator.
+        return torch.matmul(self.dropout(self.weights(query, key, bias, causal)), value)
+
+    def weights(self, query: Tensor, key: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
+        """Attention weights [B, H, T, S], each row summing to 1 (equation 1 of the paper)."""
+        scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-1, -2))
+        if causal:
+            allowed = causal_mask(scores.shape[-1], scores.device)
+            scores = scores + mask_bias(allowed, scores.dtype)
+        if bias is not None:
+            scores = scores + bias.to(scores.dtype)
+        return torch.softmax(scores, dim=-1)
+
+    def forward(self, x: Tensor, bias: Tensor | None, causal: bool = False) -> Tensor:
+        """Self-attention: x [B, T, D] -> [B, T, D]"""
+        query, key, value = self.split_heads(F.linear(x, *self.joined("q", "k", "v")), 3)
+        return self.attend(query, key, value, bias, causal)
+
+    def cross(self, x: Tensor, memory: Tensor, bias: Tensor | None) -> Tensor:
+        """Cross-attention: x [B, T, D] attends to memory [B, S, D] -> [B, T, D]"""
+        (query,) = self.split_heads(self.q_proj(x), 1)
+        return self.attend(query, *self.keys_values(memory), bias)
+
+
+class Layer(nn.Module):
+    """What encoder and decoder layers share: feed-forward block, dropout, and the norm order."""
+
+    def __init__(self, config: ModelConfig, keys: DropoutKeys) -> None:
+        super().__init__()
+        self.pre_norm = config.norm == "pre"
+        self.activation = config.activation
+        self.self_attn = Attention(config, keys)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.self_attn_dropout = KeyedDropout(config.dropout, keys)
+        self.fc1 = nn.Linear(config.d_model, config.d_ff)
+        self.fc2 = nn.Linear(config.d_ff, config.d_model)
+        if self.activation == "swiglu":
+            self.fc3 = nn.Linear(config.d_model, config.d_ff)
+        self.activation_dropout = KeyedDropout(config.activation_dropout, keys)
+        self.final_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.final_dropout = KeyedDropout(config.dropout, keys)
+        for name, module in self.named_children():
+            if name.startswith("fc") and isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def before(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """Input of a sub-layer: normalised under pre-norm, plain under post-norm."""
+        return norm(x) if self.pre_norm else x
+
+    def after(self, x: Tensor, out: Tensor, norm: nn.LayerNorm, dropout: KeyedDropout) -> Tensor:
+        """Residual sum around a sub-layer; under post-norm normalised (section 3.1)."""
+        total = x + dropout(out)
+        return total if self.pre_norm else norm(total)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """x [..., D] -> [..., D] with residual: section 3.3; swiglu after Shazeer 2020."""
+        inner = self.before(x, self.final_layer_norm)
+        hidden = self.fc1(inner)
+        if self.activation == "relu":
+            hidden = F.relu(hidden)
+        elif self.activation == "gelu":
+            hidden = F.gelu(hidden)
+        else:
+            hidden = F.silu(hidden) * self.fc3(inner)
+        out = self.fc2(self.activation_dropout(hidden))
+        return self.after(x, out, self.final_layer_norm, self.final_dropout)
+
+
+class EncoderLayer(Layer):
+    """Self-attention and feed-forward block."""
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [B, S, D], bias [B, 1, 1, S] -> [B, S, D]"""
+        out = self.self_attn(self.before(x, self.self_attn_layer_norm), bias)
+        x = self.after(x, out, self.self_attn_layer_norm, self.self_attn_dropout)
+        return self.feed_forward(x)
+
+
+class DecoderLayer(Layer):
+    """Causal self-attention, cross-attention and feed-forward block."""
+
+    def __init__(self, config: ModelConfig, keys: DropoutKeys) -> None:
+        super().__init__(config, keys)
+        self.encoder_attn = Attention(config, keys)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.encoder_attn_dropout = KeyedDropout(config.dropout, keys)
+
+    def forward(self, x: Tensor, memory: Tensor, memory_bias: Tensor | None) -> Tensor:
+        """x [B, T, D], memory [B, S, D], memory_bias [B, 1, 1, S] -> [B, T, D]
+
+        Padding stands at the end of a target, so the causal mask alone keeps real positions
+        from seeing it.
+        """
+        out = self.self_attn(self.before(x, self.self_attn_layer_norm), None, causal=True)
+        x = self.after(x, out, self.self_attn_layer_norm, self.self_attn_dropout)
+        out = self.encoder_attn.cross(
+            self.before(x, self.encoder_attn_layer_norm), memory, memory_bias
+        )
+        x = self.after(x, out, self.encoder_attn_layer_norm, self.encoder_attn_dropout)
+        return self.feed_forward(x)
+
+    def step(self, x: Tensor, state: DecoderState, index: int) -> Tensor:
+        """One target position: x [N, 1, D] -> [N, 1, D]; writes this layer's keys and values."""
+        attn = self.self_attn
+        joined = F.linear(self.before(x, self.self_attn_layer_norm), *state.fused[index])
+        query, key, value = attn.split_heads(joined, 3)  # [N, H, 1, E]
+        cache, end = state.cache, state.length + 1
+        cache[index, 0, :, :, state.length] = key[:, :, 0]
+        cache[index, 1, :, :, state.length] = value[:, :, 0]
+        out = attn.attend(query, cache[index, 0, :, :, :end], cache[index, 1, :, :, :end], None)
+        x = self.after(x, out, self.self_attn_layer_norm, self.self_attn_dropout)
+        inner = self.before(x, self.encoder_attn_layer_norm)
+        # Rows of one sentence become queries of one attention: its keys are stored once.
+        grouped = inner.view(-1, state.group, inner.shape[-1])  # [N/group, group, D]
+        (query,) = self.encoder_attn.split_heads(self.encoder_attn.q_proj(grouped), 1)
+        out = self.encoder_attn.attend(query, *state.memory[index], state.memory_bias)
+        x = self.after(
+            x, out.view(x.shape), self.encoder_attn_layer_norm, self.encoder_attn_dropout
+        )
+        return self.feed_forward(x)
+
+
+class Stack(nn.Module):
+    """Embedding, positions and layers of one side."""
+
+    def __init__(
+        self, config: ModelConfig, vocab: int, layers: list[Layer], keys: DropoutKeys
+    ) -> None:
+        super().__init__()
+        self.d_model = config.d_model
+        self.embed_tokens = nn.Embedding(vocab, config.d_model)
+        nn.init.normal_(self.embed_tokens.weight, std=config.d_model**-0.5)
+        if config.positions == "learned":
+            assert config.max_positions is not None  # held by the configuration's own checks
+            self.embed_positions = nn.Embedding(config.max_positions, config.d_model)
+            nn.init.normal_(self.embed_positions.weight, std=config.d_model**-0.5)
+        else:
+            table = sinusoidal_positions(0, 256, config.d_model)
+            self.register_buffer("position_table", table, persistent=False)
+        self.dropout = KeyedDropout(config.dropout, keys)
+        self.layers = nn.ModuleList(layers)
+        if config.norm == "pre":
+            self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+
+    def positions(self, start: int, length: int) -> Tensor:
+        """Rows start .. start+length-1 of the position table: [length, D]"""
+        end = start + length
+        if hasattr(self, "embed_positions"):
+            limit = self.embed_positions.num_embeddings
+            if end > limit:
+                raise ValueError(f"position {end} is beyond the {limit} learned positions")
+            return self.embed_positions.weight[start:end]
+        table: Tensor = self.position_table
+        if end > table.shape[0]:
+            # Any length: rows are computed when they are first needed, in float32.
+            grown = sinusoidal_positions(0, max(end, 2 * table.shape[0]), self.d_model)
+            table = self.position_table = grown.to(table.device, table.dtype)
+        return table[start:end]
+
+    def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """tokens [B, T] at positions start.. -> [B, T, D], scaled by sqrt(D) once (section 3.4)."""
+        scaled = self.embed_tokens(tokens) * math.sqrt(self.d_model)
+        return self.dropout(scaled + self.positions(start, tokens.shape[1]))
+
+    def normalised(self, x: Tensor) -> Tensor:
+        """The final layer norm of a pre-norm stack; a post-norm stack ends normalised."""
+        return self.layer_norm(x) if hasattr(self, "layer_norm") else x
+
+
+@dataclass(frozen=True)
+class DecoderState:
+    """What decoding keeps between two steps, for N = sentences x group rows.
+
+    cache [L, 2, N, H, capacity, E] keys and values of past positions; memory: per layer the keys
+    and values [N/group, H, S, E] of the encoder output, once per sentence; memory_bias
+    [N/group, 1, 1, S]; fused: per layer the joined self-attention weights; length: positions done.
+    """
+
+    cache: Tensor
+    memory: tuple[tuple[Tensor, Tensor], ...]
+    memory_bias: Tensor
+    fused: tuple[tuple[Tensor, Tensor], ...]
+    length: int
+    group: int
+
+    def reorder(self, rows: Tensor) -> DecoderState:
+        """State whose row i is the old row rows[i]; rows may repeat, grow or shrink.
+
+        Rows of one sentence must stay adjacent. The encoder's keys and values are only copied when
+        the set of sentences changes.
+        """
+        cache = self.cache.index_select(2, rows)
+        sentence = torch.div(rows, self.group, rounding_mode="floor")
+        kept, counts = torch.unique_consecutive(sentence, return_counts=True)
+        group = int(counts[0]) if counts.numel() else 1
+        if bool((counts != group).any()):
+            kept, group = sentence, 1  # unequal beams: one copy per row
+        state = replace(self, cache=cache, group=group)
+        if kept.numel() == self.memory_bias.shape[0] and bool(
+            (kept == torch.arange(kept.numel(), device=kept.device)).all()
+        ):
+            return state
+        memory = tuple((k.index_select(0, kept), v.index_select(0, kept)) for k, v in self.memory)
+        return replace(state, memory=memory, memory_bias=self.memory_bias.index_select(0, kept))
+
+    def with_room(self) -> DecoderState:
+        """The same state with at least one free position in the cache."""
+        if self.cache.shape[4] > self.length:
+            return self
+        return replace(self, cache=F.pad(self.cache, (0, 0, 0, CACHE_STEP)))
+
+
+class Transformer(nn.Module):
+    """Encoder, decoder and output projection.
+
+    `source_vocab` and `target_vocab` are sizes; under tie "all" they must be equal. `pad_id` is
+    the source id that no position attends to.
+    """
+
+    def __init__(
+        self, config: ModelConfig, source_vocab: int, target_vocab: int, pad_id: int = 0
+    ) -> None:
+        super().__init__()
+        if config.tie == "all" and source_vocab != target_vocab:
+            raise ValueError("tying all embeddings needs one vocabulary for both sides")
+        self.config = config
+        self.pad_id = pad_id
+        keys = self.dropout_keys = DropoutKeys()
+        self.encoder = Stack(
+            config,
+            source_vocab,
+            [EncoderLayer(config, keys) for _ in range(config.encoder_layers)],
+            keys,
+        )
+        self.decoder = Stack(
+            config,
+            target_vocab,
+            [DecoderLayer(config, keys) for _ in range(config.decoder_layers)],
+            keys,
+        )
+        self.lm_head = nn.Linear(config.d_model, target_vocab, bias=False)
+        nn.init.normal_(self.lm_head.weight, std=config.d_model**-0.5)
+        if config.tie == "all":
+            self.decoder.embed_tokens.weight = self.encoder.embed_tokens.weight
+        if config.tie in ("all", "target"):
+            self.lm_head.weight = self.decoder.embed_tokens.weight
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence that learned positions allow; None = any length."""
+        return self.config.max_positions if self.config.positions == "learned" else None
+
+    def parameter_count(self) -> int:
+        """Number of parameters, tied ones counted once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def source_mask(self, src: Tensor) -> Tensor:
+        """src [B, S] -> boolean [B, S], True at real tokens."""
+        return src != self.pad_id
+
+    def _memory_bias(self, src_mask: Tensor) -> Tensor:
+        # Built in the type that attention runs in: a float32 bias cast to float16 would overflow.
+        kind, dtype = src_mask.device.type, self.lm_head.weight.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+        return mask_bias(src_mask, dtype)[:, None, None, :]  # [B, 1, 1, S]
+
+    def encode(self, src: Tensor, src_mask: Tensor) -> Tensor:
+        """src [B, S] token ids, src_mask [B, S] -> encoder output [B, S, D]"""
+        bias = self._memory_bias(src_mask)
+        x = self.encoder.embed(src)
+        for layer in self.encoder.layers:
+            x = layer(x, bias)
+        return self.encoder.normalised(x)
+
+    def decode(self, tgt_in: Tensor, memory: Tensor, src_mask: Tensor) -> Tensor:
+        """tgt_in [B, T] (begins with BOS), memory [B, S, D] -> hidden states [B, T, D]"""
+        bias = self._memory_bias(src_mask)
+        x = self.decoder.embed(tgt_in)
+        for layer in self.decoder.layers:
+            x = layer(x, memory, bias)
+        return self.decoder.normalised(x)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """hidden [..., D] -> logits [..., V]"""
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    def forward(self, src: Tensor, tgt_in: Tensor) -> Tensor:
+        """src [B, S], tgt_in [B, T] -> hidden states [B, T, D] before the output projection."""
+        src_mask = self.source_mask(src)
+        return self.decode(tgt_in, self.encode(src, src_mask), src_mask)
+
+    def start(self, src: Tensor) -> DecoderState:
+        """Encode src [N, S] and prepare decoding from the first position; one row a sentence."""
+        src_mask = self.source_mask(src)
+        memory = self.encode(src, src_mask)
+        layers: list[DecoderLayer] = list(self.decoder.layers)  # type: ignore[arg-type]
+        cross = tuple(layer.encoder_attn.keys_values(memory) for layer in layers)
+        cross = tuple((k.contiguous(), v.contiguous()) for k, v in cross)
+        heads, width = self.config.num_heads, self.config.d_model // self.config.num_heads
+        shape = (len(layers), 2, src.shape[0], heads, CACHE_STEP, width)
+        return DecoderState(
+            cache=cross[0][0].new_empty(shape),
+            memory=cross,
+            memory_bias=self._memory_bias(src_mask),
+            fused=tuple(layer.self_attn.joined("q", "k", "v") for layer in layers),
+            length=0,
+            group=1,
+        )
+
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """The tokens [N] of the current position -> logits [N, V] of the next, and the new state.
+
+        Position of the t-th call is t, from 0; the cache of `state` is written in place.
+        """
+        state = state.with_room()
+        x = self.decoder.embed(tokens[:, None], start=state.length)  # [N, 1, D]
+        for index, layer in enumerate(self.decoder.layers):
+            x = layer.step(x, state, index)  # type: ignore[operator]
+        logits = self.project(self.decoder.normalised(x)[:, 0])
+        return logits, replace(state, length=state.length + 1)

@@ -1,0 +1,85 @@
+"""AdamW, its parameter groups, and learning-rate schedules as pure functions of the update number.
+
+There is no scheduler object with a state of its own: the rate of update u is `learning_rate(u, ...)`
+on every run, so a resumed run cannot restart its warm-up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from mttrain.config import OptimConfig
+
+
+def learning_rate(update: int, config: OptimConfig, max_steps: int | None) -> float:
+    """Rate of the given update, counted from 1.
+
+    Linear warm-up reaches `lr` at update `warmup_steps` (none: full rate at once). After it:
+    inverse_sqrt  lr * sqrt(warmup / update)        (Vaswani et al. 2017, equation 3, peak = lr)
+    linear        from lr to min_lr at max_steps
+    cosine        from lr to min_lr at max_steps, half a cosine (Loshchilov & Hutter 2017)
+    constant      lr
+    """
+    if update < 1:
+        raise ValueError("updates are counted from 1")
+    warmup = config.warmup_steps
+    if update < warmup:
+        return config.lr * update / warmup
+    if config.schedule == "constant":
+        return config.lr
+    if config.schedule == "inverse_sqrt":
+        return max(config.min_lr, config.lr * math.sqrt(max(warmup, 1) / update))
+    assert max_steps is not None  # held by the configuration's own checks
+    # The last update still moves: the rate would be min_lr only one update after it.
+    done = min(1.0, (update - warmup) / max(1, max_steps + 1 - warmup))
+    left = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return config.min_lr + (config.lr - config.min_lr) * left
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Matrices of linear layers decay; biases, norms and embeddings do not.
+
+    Each tensor appears once, however many names it has.
+    """
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    decay: list[Tensor] = []
+    keep: list[Tensor] = []
+    for parameter in model.parameters():
+        matrix = parameter.dim() > 1 and id(parameter) not in embeddings
+        (decay if matrix else keep).append(parameter)
+    groups = [(decay, weight_decay), (keep, 0.0)]
+    return [{"params": list(p), "weight_decay": w} for p, w in groups if p]
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """AdamW (Loshchilov & Hutter 2019), fused where PyTorch has a fused kernel for the device."""
+    device = next(model.parameters()).device.type
+    return torch.optim.AdamW(
+        parameter_groups(model, config.weight_decay),
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        fused=device in ("cpu", "cuda"),
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Use `rate` in the next update."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
+    """Euclidean norm of all gradients together, 0-dimensional; not finite when one of them is not."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    return torch.nn.utils.get_total_norm(grads)
+
+
+def clip_gradients(parameters: Iterable[Tensor], norm: Tensor, limit: float) -> None:
+    """Scale all gradients by limit / norm when their norm is above the limit (Pascanu et al. 2013)."""
+    kept = [p for p in parameters if p.grad is not None]
+    torch.nn.utils.clip_grads_with_norm_(kept, limit, norm)

@@ -1,0 +1,97 @@
+"""The chunked loss against F.cross_entropy: value and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import mttrain.loss
+from mttrain.loss import smoothed_loss
+
+
+def random_case(rows: int = 37, d_model: int = 12, vocab: int = 29, pad_share: float = 0.3):
+    torch.manual_seed(rows)
+    hidden = torch.randn(3, rows, d_model, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(vocab, d_model, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(1, vocab, (3, rows))
+    targets[torch.rand(3, rows) < pad_share] = 0
+    return hidden, weight, targets
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+def test_equals_cross_entropy(smoothing: float, chunk: int, monkeypatch) -> None:
+    """M07: the announced smoothing must be the one used, in value and gradients, chunked or not."""
+    monkeypatch.setattr(mttrain.loss, "CHUNK_ELEMENTS_CPU", chunk)
+    hidden, weight, targets = random_case(rows=83)
+    ours = smoothed_loss(hidden, weight, targets, smoothing)
+    (ours.smoothed / 7).backward()
+    grads = hidden.grad.clone(), weight.grad.clone()
+    hidden.grad = weight.grad = None
+    logits = (hidden @ weight.t()).flatten(0, 1)
+    theirs = F.cross_entropy(
+        logits, targets.flatten(), ignore_index=0, label_smoothing=smoothing, reduction="sum"
+    )
+    (theirs / 7).backward()
+    torch.testing.assert_close(ours.smoothed, theirs)
+    torch.testing.assert_close(grads[0], hidden.grad)
+    torch.testing.assert_close(grads[1], weight.grad)
+    plain = F.cross_entropy(logits, targets.flatten(), ignore_index=0, reduction="sum")
+    torch.testing.assert_close(ours.nll, plain)
+    real = targets != 0
+    assert ours.tokens == int(real.sum())
+    right = ((hidden @ weight.t()).argmax(-1) == targets) & real
+    assert int(ours.correct) == int(right.sum())
+
+
+def test_gradcheck() -> None:
+    """The hand-written backward against finite differences."""
+    hidden, weight, targets = random_case(rows=3, d_model=4, vocab=7)
+    assert torch.autograd.gradcheck(
+        lambda h, w: smoothed_loss(h, w, targets, 0.2).smoothed, (hidden, weight)
+    )
+
+
+def test_padding_changes_nothing() -> None:
+    """M07: any amount of padding gives the same loss and gradients."""
+    hidden, weight, targets = random_case(rows=10, pad_share=0.0)
+    results = []
+    for length in (10, 60):
+        padded = torch.zeros(3, length, hidden.shape[-1], dtype=torch.float64)
+        padded[:, :10] = hidden.detach()
+        padded[:, 10:] = 1e3  # whatever stands at padded positions must not matter
+        padded.requires_grad_(True)
+        ids = torch.zeros(3, length, dtype=torch.int64)
+        ids[:, :10] = targets
+        weight.grad = None
+        sums = smoothed_loss(padded, weight, ids, 0.1)
+        sums.smoothed.backward()
+        assert not padded.grad[:, 10:].any()
+        results.append((sums.smoothed, padded.grad[:, :10], weight.grad, sums.tokens))
+    assert results[0][3] == results[1][3] == 30
+    for first, second in zip(results[0][:3], results[1][:3], strict=True):
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_no_countable_token() -> None:
+    """M20: a batch of padding alone gives 0 and a count of 0, never 0/0."""
+    hidden, weight, _ = random_case(rows=4)
+    sums = smoothed_loss(hidden, weight, torch.zeros(3, 4, dtype=torch.int64), 0.1)
+    sums.smoothed.backward()
+    assert sums.tokens == 0 and sums.smoothed.item() == 0.0 and sums.nll.item() == 0.0
+    assert hidden.grad is not None and not hidden.grad.any()
+    assert weight.grad is not None and not weight.grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_rows(dtype: torch.dtype) -> None:
+    """M02: under autocast rows are half precision while the weight and the sums stay float32."""
+    hidden, weight, targets = random_case()
+    half = hidden.detach().to(dtype).requires_grad_(True)
+    full = weight.detach().float().requires_grad_(True)
+    sums = smoothed_loss(half, full, targets, 0.1)
+    sums.smoothed.backward()
+    exact = smoothed_loss(hidden, weight, targets, 0.1)
+    assert sums.smoothed.dtype == torch.float32 and full.grad.dtype == torch.float32
+    assert abs(sums.smoothed.item() / exact.smoothed.item() - 1) < 0.02
