@@ -133,5 +133,5 @@ def smoothed_loss(
     real = (flat_targets != pad_id).nonzero()[:, 0]
     rows = flat.index_select(0, real)
     chosen = flat_targets.index_select(0, real)
-    smoothed, rest = _ProjectedLoss.apply(rows, weight, chosen, smoothing)
+    smoothed, rest = _ProjectedLoss.apply(rows, weight, chosen, smoothing)  # type: ignore[no-untyped-call]
     return LossSums(smoothed, rest[0], int(real.numel()), rest[1])

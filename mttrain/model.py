@@ -108,7 +108,8 @@ class Attention(nn.Module):
         else:
             out = F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
         batch, _, length, _ = query.shape
-        return self.out_proj(out.transpose(1, 2).reshape(batch, length, -1))
+        result: Tensor = self.out_proj(out.transpose(1, 2).reshape(batch, length, -1))
+        return result
 
     def _attend_explicitly(
         self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool
@@ -161,12 +162,14 @@ class Layer(nn.Module):
 
     def before(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         """Input of a sub-layer: normalised under pre-norm, plain under post-norm."""
-        return norm(x) if self.pre_norm else x
+        normed: Tensor = norm(x) if self.pre_norm else x
+        return normed
 
     def after(self, x: Tensor, out: Tensor, norm: nn.LayerNorm, dropout: KeyedDropout) -> Tensor:
         """Residual sum around a sub-layer; under post-norm normalised (section 3.1)."""
         total = x + dropout(out)
-        return total if self.pre_norm else norm(total)
+        result: Tensor = total if self.pre_norm else norm(total)
+        return result
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """x [..., D] -> [..., D] with residual: section 3.3; swiglu after Shazeer 2020."""
@@ -239,6 +242,8 @@ class DecoderLayer(Layer):
 class Stack(nn.Module):
     """Embedding, positions and layers of one side."""
 
+    position_table: Tensor
+
     def __init__(
         self, config: ModelConfig, vocab: int, layers: list[Layer], keys: DropoutKeys
     ) -> None:
@@ -266,7 +271,7 @@ class Stack(nn.Module):
             if end > limit:
                 raise ValueError(f"position {end} is beyond the {limit} learned positions")
             return self.embed_positions.weight[start:end]
-        table: Tensor = self.position_table
+        table = self.position_table
         if end > table.shape[0]:
             # Any length: rows are computed when they are first needed, in float32.
             grown = sinusoidal_positions(0, max(end, 2 * table.shape[0]), self.d_model)
@@ -276,11 +281,13 @@ class Stack(nn.Module):
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
         """tokens [B, T] at positions start.. -> [B, T, D], scaled by sqrt(D) once (section 3.4)."""
         scaled = self.embed_tokens(tokens) * math.sqrt(self.d_model)
-        return self.dropout(scaled + self.positions(start, tokens.shape[1]))
+        embedded: Tensor = self.dropout(scaled + self.positions(start, tokens.shape[1]))
+        return embedded
 
     def normalised(self, x: Tensor) -> Tensor:
         """The final layer norm of a pre-norm stack; a post-norm stack ends normalised."""
-        return self.layer_norm(x) if hasattr(self, "layer_norm") else x
+        normed: Tensor = self.layer_norm(x) if hasattr(self, "layer_norm") else x
+        return normed
 
 
 @dataclass(frozen=True)

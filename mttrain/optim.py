@@ -1,7 +1,7 @@
-"""AdamW, its parameter groups, and learning-rate schedules as pure functions of the update number.
+"""AdamW, its parameter groups, and learning-rate schedules as pure functions of the update.
 
-There is no scheduler object with a state of its own: the rate of update u is `learning_rate(u, ...)`
-on every run, so a resumed run cannot restart its warm-up.
+There is no scheduler object with a state of its own: the rate of update u is `learning_rate(u,
+...)` on every run, so a resumed run cannot restart its warm-up.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
-    """Euclidean norm of all gradients together, 0-dimensional; not finite when one of them is not."""
+    """Euclidean norm of all gradients together, 0-dimensional; not finite when one is not."""
     grads = [p.grad for p in parameters if p.grad is not None]
     return torch.nn.utils.get_total_norm(grads)
 
 
 def clip_gradients(parameters: Iterable[Tensor], norm: Tensor, limit: float) -> None:
-    """Scale all gradients by limit / norm when their norm is above the limit (Pascanu et al. 2013)."""
+    """Scale all gradients by limit / norm when the norm is larger (Pascanu et al. 2013)."""
     kept = [p for p in parameters if p.grad is not None]
     torch.nn.utils.clip_grads_with_norm_(kept, limit, norm)

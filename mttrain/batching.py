@@ -1,0 +1,216 @@
+"""Which pairs form which batch in an epoch: a pure function of (seed, epoch, lengths, weights).
+
+    B batches   N places in the epoch (pairs, repeated ones counted each time)
+
+Pairs are sorted by their longer side with a little noise, inside runs of equal length by the
+difference of the sides (back and forth, so that neighbours stay alike), cut where a batch would
+pass its budget, and the batches are shuffled. Price: of 29,000 caption pairs (16 subwords a side)
+in batches of 4096 tokens, 5 to 7 % of both sides together is padding, and of the pairs that share a
+batch 28 % share one again in the next epoch; without the noise it would be 3 % and 87 %. A plan
+takes one sort of the pairs and no Python object for a pair: 3 s for 4.5 million.
+
+Random numbers are the raw 64-bit words of numpy's PCG64, seeded by SeedSequence((seed, epoch)).
+Numpy promises those words for ever, but not what its `shuffle` and `permutation` make of them; so
+orders are argsorts of the words, and a run resumed under another numpy sees the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_NOISE = 0.05  # width of the noise on a length, as a share of it; measured, see above
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpochPlan:
+    """The batches of one epoch, in the order in which they are taken.
+
+    order          [N] int64   pair numbers (0-based), batch after batch
+    starts         [B+1] int64 batch i is order[starts[i]:starts[i+1]]; the last entry is N
+    source_tokens  [B] int64   source subwords of each batch, EOS counted, padding not
+    target_tokens  [B] int64   the same of the target: the divisor of an update is a sum of these
+    padding        share of padding in the cells of both sides together, 0 to 1
+    """
+
+    order: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    source_tokens: NDArray[np.int64]
+    target_tokens: NDArray[np.int64]
+    padding: float
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def batch(self, position: int) -> NDArray[np.int64]:
+        """Pair numbers of the batch at `position` (0-based)."""
+        return self.order[self.starts[position] : self.starts[position + 1]]
+
+    def update_tokens(self, micro_batches: int, start: int = 0) -> NDArray[np.int64]:
+        """Target tokens of each update that takes `micro_batches` batches, from batch `start` on.
+
+        An update never reaches into the next epoch: when the number of batches is no multiple of
+        `micro_batches`, the last update takes what is left and is divided by what it holds.
+        `micro_batches` counts those of all ranks: accumulate x world size.
+        """
+        tokens = self.target_tokens[start:]
+        if not len(tokens):
+            return tokens
+        return np.add.reduceat(tokens, np.arange(0, len(tokens), micro_batches))
+
+
+def plan_epoch(
+    seed: int,
+    epoch: int,
+    source_lengths: ArrayLike,
+    target_lengths: ArrayLike,
+    *,
+    batch_tokens: int | None = None,
+    batch_size: int | None = None,
+    weights: ArrayLike | None = None,
+) -> EpochPlan:
+    """The plan of epoch `epoch` (0-based) for pairs with these lengths (subwords, EOS included).
+
+    Exactly one of `batch_tokens` and `batch_size` is given. `batch_tokens` bounds rows x longest
+    row of the source and of the target, each; a pair that is larger alone is a batch of one.
+    `batch_size` bounds the rows. `weights` says how many times an epoch holds each pair: 2.3 stands
+    for two times, and once more with probability 0.3. An epoch is never empty.
+    """
+    assert (batch_tokens is None) != (batch_size is None), "give batch_tokens or batch_size"
+    source = np.asarray(source_lengths, dtype=np.int64)
+    target = np.asarray(target_lengths, dtype=np.int64)
+    assert len(source) == len(target) > 0, "one length per side, and at least one pair"
+    words = np.random.PCG64(np.random.SeedSequence((seed, epoch)))
+    pairs = _repeat(words, len(source), weights)
+    order = pairs[_by_length(words, source[pairs], target[pairs])]
+    longest = np.maximum(source[order], target[order])
+    if batch_size is not None:
+        starts = np.append(np.arange(0, len(order), batch_size), len(order))
+    else:
+        assert batch_tokens is not None
+        starts = _cut(longest, batch_tokens)
+    order, starts = _shuffle_batches(words, order, starts)
+    return _measure(order, starts, source, target)
+
+
+class TokenBatchSampler:
+    """Yields the pair numbers of each batch of one rank: `DataLoader(batch_sampler=...)`.
+
+    Of the batches from the global position `start` on, rank r of W takes the r-th, the (r+W)-th and
+    so on. Every rank yields equally often: one that has nothing left in the last round yields an
+    empty list, for which the loader's `collate` makes a batch of weight zero. So nothing is cut,
+    repeated or waited for.
+
+    `plan_of(epoch)` gives the plan. The sampler lives in the parent process; loader workers only
+    receive pair numbers, so their count changes nothing, and workers kept over epochs follow
+    `set_position`.
+    """
+
+    def __init__(self, plan_of: Callable[[int], EpochPlan], *, rank: int = 0, world: int = 1):
+        assert 0 <= rank < world, f"rank {rank} of {world}"
+        self._plan_of, self.rank, self.world = plan_of, rank, world
+        self._plan: EpochPlan | None = None
+        self.epoch, self.start = 0, 0
+
+    def set_position(self, epoch: int, start: int = 0) -> None:
+        """Next iteration: epoch `epoch`, after `start` batches of it (all ranks) were taken."""
+        if epoch != self.epoch:
+            self._plan = None
+        self.epoch, self.start = epoch, start
+
+    @property
+    def plan(self) -> EpochPlan:
+        """The plan of the current epoch, made on first use."""
+        if self._plan is None:
+            self._plan = self._plan_of(self.epoch)
+        return self._plan
+
+    def __len__(self) -> int:
+        return -(-max(0, len(self.plan) - self.start) // self.world)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        plan, first, rounds = self.plan, self.start + self.rank, len(self)
+        for position in range(first, first + rounds * self.world, self.world):
+            yield plan.batch(position).tolist() if position < len(plan) else []
+
+
+def _uniform(words: np.random.PCG64, count: int) -> NDArray[np.float64]:
+    """`count` numbers in [0, 1): the upper 53 bits of a word, which a float64 holds exactly."""
+    raw: NDArray[np.uint64] = words.random_raw(count)
+    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _repeat(words: np.random.PCG64, count: int, weights: ArrayLike | None) -> NDArray[np.int64]:
+    """Pair numbers of the epoch, each as often as its weight says; [N] int64, ascending."""
+    pairs = np.arange(count, dtype=np.int64)
+    if weights is None:
+        return pairs
+    wanted = np.asarray(weights, dtype=np.float64)
+    assert wanted.shape == (count,) and (wanted > 0).all(), "one positive weight per pair"
+    whole = np.floor(wanted)
+    short = wanted - whole - _uniform(words, count)  # above 0: one time more
+    times = whole.astype(np.int64) + (short > 0)
+    if not times.any():  # all weights small and no luck: an epoch still has one update
+        times[np.argmax(short)] = 1
+    return np.repeat(pairs, times)
+
+
+def _by_length(
+    words: np.random.PCG64, source: NDArray[np.int64], target: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Places sorted so that neighbours have like lengths on both sides; [N] int64."""
+    longer = np.maximum(source, target)
+    noise = _uniform(words, 2 * len(longer) + 1) - 0.5
+    first, second = np.split(noise[1:], 2)
+    bucket = np.floor(longer * (1.0 + _NOISE * first) + noise[0]).astype(np.int64)
+    difference = (source - target) + _NOISE * longer * second
+    # Every other bucket runs backwards: a batch that spans two of them meets like differences.
+    difference = np.where(bucket % 2 == 0, difference, -difference)
+    return np.lexsort((difference, bucket)).astype(np.int64, copy=False)
+
+
+def _cut(longest: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
+    """Boundaries [B+1] of the largest batches with rows x longest row <= budget, left to right.
+
+    `longest` [N] is the longer side of each pair: both sides keep the budget when it does.
+    rows x longest row grows with the rows, so each batch is one binary search.
+    """
+    starts = [0]
+    while starts[-1] < len(longest):
+        at = starts[-1]
+        rows = max(1, budget // int(longest[at]))  # more would break the budget at the first row
+        padded = np.maximum.accumulate(longest[at : at + rows])
+        padded = padded * np.arange(1, len(padded) + 1)
+        starts.append(at + max(1, int(np.searchsorted(padded, budget, side="right"))))
+    return np.array(starts, dtype=np.int64)
+
+
+def _shuffle_batches(
+    words: np.random.PCG64, order: NDArray[np.int64], starts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The same batches in random order; returns the new order [N] and starts [B+1]."""
+    sizes = np.diff(starts)
+    turn = np.argsort(words.random_raw(len(sizes)), kind="stable")
+    new_sizes = sizes[turn]
+    new_starts = np.concatenate(([0], np.cumsum(new_sizes))).astype(np.int64)
+    shift = np.repeat(starts[:-1][turn] - new_starts[:-1], new_sizes)
+    return order[np.arange(len(order)) + shift], new_starts
+
+
+def _measure(
+    order: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    source: NDArray[np.int64],
+    target: NDArray[np.int64],
+) -> EpochPlan:
+    """The plan with its token counts and its share of padding."""
+    sizes, at = np.diff(starts), starts[:-1]
+    tokens = [np.add.reduceat(side[order], at) for side in (source, target)]
+    cells = sum(
+        int((np.maximum.reduceat(side[order], at) * sizes).sum()) for side in (source, target)
+    )
+    padding = 1.0 - int(tokens[0].sum() + tokens[1].sum()) / cells
+    return EpochPlan(order, starts, tokens[0], tokens[1], padding)

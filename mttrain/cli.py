@@ -1,0 +1,334 @@
+"""The command `mttrain`, and the one place that prints errors and chooses the exit status.
+
+stdout carries results only; messages, warnings and progress go to stderr; both are UTF-8 whatever
+the locale. Exit status: 0 done, 2 usage or configuration, 3 data, 4 checkpoint, 5 training
+diverged, 130 after SIGINT, 143 after SIGTERM, 1 for our own mistakes. A closed pipe (`| head -1`)
+ends a command quietly with status 0, always: whether the reader left before or after the last line
+is chance, and its own status says how it fared.
+
+Price: `mttrain --help` takes 0.1 s, because torch, pydantic and the rest of the package are
+imported by the commands that need them, when they run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.main
+
+import mttrain
+from mttrain import cli_decode
+from mttrain import cli_options as o
+from mttrain.cli_options import Side, say
+from mttrain.errors import ConfigError, DataError, MttrainError
+
+if TYPE_CHECKING:
+    from mttrain.config import RunConfig
+    from mttrain.tokenizer import Tokenizer
+
+# Every typer has it, but not always under a public name: the base of all wrong-usage errors.
+_UsageError: type[Any] = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: rich alone would double the time of --help
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+# ---- running ----------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (default: that of the process) and return its exit status."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    _use_utf8()
+    try:
+        with _sigterm_raises():
+            command = typer.main.get_command(app)
+            with command.make_context("mttrain", args) as context:
+                command.invoke(context)
+            sys.stdout.flush()
+        return 0
+    except typer.Exit as end:
+        return end.exit_code
+    except BaseException as error:
+        return _failed(error, args)
+
+
+def _use_utf8() -> None:
+    """Text is UTF-8 even where the locale says otherwise; a message never fails to be printed."""
+    for stream, errors in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors=errors)
+
+
+class _Terminated(BaseException):
+    """SIGTERM, raised like KeyboardInterrupt, so that unfinished files are removed."""
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Turn SIGTERM into an exception, unless somebody else handles it already."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if ours:
+        signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _failed(error: BaseException, args: list[str]) -> int:
+    """Print what went wrong and return the exit status."""
+    command = next((arg for arg in args if not arg.startswith("-")), "")
+    if isinstance(error, BrokenPipeError) and command != "train":
+        # What is still buffered must not fail again when the interpreter flushes it at exit.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if "--debug" in args and not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    status, lines = _explain(error)
+    with contextlib.suppress(OSError):
+        for line in lines:
+            say(line)
+    return status
+
+
+def _explain(error: BaseException) -> tuple[int, list[str]]:
+    """Exit status and the lines to print."""
+    if isinstance(error, _UsageError):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "mttrain"
+        message = " ".join(error.format_message().split())
+        return 2, [f"error: {message}", f"Try '{command} --help'."]
+    if isinstance(error, MttrainError):
+        return error.exit_code, [f"error: {line}" for line in str(error).split("\n")]
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT, ["interrupted"]
+    if isinstance(error, _Terminated):
+        return 128 + signal.SIGTERM, ["terminated"]
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None), []
+    if isinstance(error, OSError) and error.strerror:
+        name = f"{error.filename}: " if error.filename else ""
+        return 3, [f"error: {name}{error.strerror}"]
+    text = next(iter(str(error).split("\n")), "")[:300]
+    return 1, [
+        f"error: {type(error).__name__}: {text}",
+        "This is unexpected; the same command with --debug shows where it happened.",
+    ]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"mttrain {mttrain.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+    debug: o.Debug = False,
+) -> None:
+    """Train, run and score Transformers for machine translation."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
+
+
+# ---- tokenize ---------------------------------------------------------------------------------
+
+
+@app.command()
+def tokenize(
+    files: o.Files = None,
+    source: o.SourceFiles = None,
+    target: o.TargetFiles = None,
+    config: o.ConfigFile = None,
+    settings: o.Settings = None,
+    vocab_size: o.VocabSize = None,
+    level: o.LevelOption = None,
+    output: o.TokenizerOutput = "tokenizer.json",
+    debug: o.Debug = False,
+) -> None:
+    """Learn a vocabulary from text files and print how it cuts them."""
+    if settings and config is None:
+        raise ConfigError("--set changes a setting of --config, which is missing.")
+    sources, targets = source or [], target or []
+    if files and (sources or targets):
+        raise ConfigError("Give FILES (one vocabulary for all), or --source and --target.")
+    wanted = None if config is None else _tokenizer_settings(config, settings or [])
+    if wanted is not None and not (files or sources or targets):
+        sources = [corpus.source for corpus in wanted.data.train]
+        targets = [corpus.target for corpus in wanted.data.train]
+    if not (files or sources or targets):
+        raise ConfigError(
+            "There is no text to learn from; give FILES, --source/--target, --config."
+        )
+    defaults = None if wanted is None else wanted.tokenizer
+    size = vocab_size or (defaults.vocab_size if defaults else 6000)
+    unit = level.value if level else defaults.level if defaults else "subword"
+    if defaults is None or defaults.shared:
+        _learn([*(files or []), *sources, *targets], size, unit, Path(output))
+        return
+    if not (sources and targets):
+        raise ConfigError(f"{config} says shared: false; give both --source and --target.")
+    _learn(sources, size, unit, _side_path(Path(output), "source"))
+    _learn(targets, size, unit, _side_path(Path(output), "target"))
+
+
+def _tokenizer_settings(config: str, settings: list[str]) -> RunConfig:
+    from mttrain.config import load_config
+
+    loaded = load_config(config, settings)
+    if loaded.tokenizer.path or loaded.tokenizer.source_path:
+        raise ConfigError(f"{config} names an existing tokenizer: there is nothing to learn.")
+    return loaded
+
+
+def _side_path(path: Path, side: str) -> Path:
+    """tokenizer.json -> tokenizer.source.json"""
+    return path.with_name(f"{path.stem}.{side}{path.suffix or '.json'}")
+
+
+def _learn(files: list[str], size: int, level: Any, output: Path) -> None:
+    """Learn, save, and print the report on the text learned from."""
+    from mttrain.corpus import path_name, read_lines, write_lines
+    from mttrain.tokenizer import tokenizer_report, train_tokenizer
+
+    stdin = list(read_lines("-")) if "-" in files else []  # it can be read only once
+
+    def lines() -> Iterator[str]:
+        for file in files:
+            yield from stdin if file == "-" else read_lines(file)
+
+    tokenizer = train_tokenizer(lines(), vocab_size=size, level=level)
+    tokenizer.save(output)
+    if tokenizer.size < size:
+        say(f"The text gives {tokenizer.size} tokens, not {size}: no more pairs occur twice.")
+    names = ", ".join(map(path_name, files))
+    report = tokenizer_report(tokenizer, lines()).text()
+    write_lines(None, [f"{output}, learned from {names}", *report.split("\n")])
+
+
+# ---- encode -----------------------------------------------------------------------------------
+
+
+@app.command()
+def encode(
+    model: o.TokenizerModel = None,
+    side: o.SideOption = Side.source,
+    ids: o.Ids = False,
+    decode: o.Decode = False,
+    input: o.Input = "-",
+    output: o.Output = "-",
+    debug: o.Debug = False,
+) -> None:
+    """Show the pieces of each line of a text."""
+    if model is None:
+        raise ConfigError("Name the model: --model RUN.")
+    from mttrain.corpus import LineWriter, path_name, read_lines
+    from mttrain.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(_tokenizer_file(Path(model), side.value))
+    convert = _decoder(tokenizer, ids) if decode else _encoder(tokenizer, ids)
+    with LineWriter(output) as writer:
+        for number, line in enumerate(read_lines(input), start=1):
+            try:
+                text = convert(line)
+            except _BadToken as error:
+                raise DataError(f"{path_name(input)}, line {number}: {error}") from None
+            writer.write(text)
+            if output == "-" and sys.stdout.isatty():
+                writer.flush()
+
+
+def _tokenizer_file(path: Path, side: str) -> Path:
+    if path.is_file():
+        return path
+    for name in ("tokenizer.json", f"tokenizer.{side}.json"):
+        if (path / name).is_file():
+            return path / name
+    raise DataError(
+        f"{path} {'holds no tokenizer' if path.exists() else 'does not exist'}; give a run "
+        "directory, a checkpoint directory or a tokenizer.json."
+    )
+
+
+class _BadToken(ValueError):
+    """A word of the input of --decode is no token."""
+
+
+def _encoder(tokenizer: Tokenizer, ids: bool) -> Callable[[str], str]:
+    if ids:
+        return lambda line: " ".join(map(str, tokenizer.encode(line)))
+    return lambda line: " ".join(tokenizer.pieces(line))
+
+
+def _decoder(tokenizer: Tokenizer, ids: bool) -> Callable[[str], str]:
+    def number(word: str) -> int:
+        index = int(word) if ids and word.isascii() and word.isdecimal() else None
+        if not ids:
+            index = tokenizer.piece_id(word)
+        if index is None or index >= tokenizer.size:
+            kind = f"token number (0 to {tokenizer.size - 1})" if ids else "piece of the vocabulary"
+            raise _BadToken(f"{word[:40]!r} is no {kind}.")
+        return index
+
+    return lambda line: tokenizer.decode([number(word) for word in line.split()])
+
+
+# ---- train, translate, eval -------------------------------------------------------------------
+
+
+@app.command()
+def train(
+    config: o.ConfigFile = None,
+    settings: o.Settings = None,
+    fresh: o.Fresh = False,
+    dry_run: o.DryRun = False,
+    debug: o.Debug = False,
+) -> None:
+    """Train a model, or resume the run whose directory exists."""
+    if config is None:
+        raise ConfigError("Name the configuration: --config X.yaml.")
+    from mttrain.config import load_config
+
+    loaded = load_config(config, settings or ())  # before torch: mistakes show at once
+    from mttrain import trainer
+    from mttrain.corpus import write_lines
+
+    result = trainer.train(loaded, fresh=fresh, dry_run=dry_run)
+    if os.environ.get("RANK", "0") == "0":  # under torchrun one process reports
+        write_lines(None, [score.text() for score in result.scores])
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
+
+
+app.command("translate")(cli_decode.translate)
+app.command("eval")(cli_decode.evaluate)

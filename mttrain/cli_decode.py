@@ -1,0 +1,326 @@
+"""The commands `translate` and `eval`, and the decoding options that they share.
+
+What the command line leaves open comes from the decode section that the model was trained with
+(kept in its meta.json), then from the defaults. Options that contradict each other, or that would
+have no effect, are refused before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mttrain import cli_options as o
+from mttrain.cli_options import SEARCH, Format, Precision, say
+from mttrain.errors import CheckpointError, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from mttrain.translator import TranslateOptions, Translator
+
+
+def _given(context: typer.Context, names: Sequence[str] = SEARCH) -> dict[str, Any]:
+    """The options that stand on the command line, by parameter name."""
+    values = {name: context.params.get(name) for name in names}
+    return {name: value for name, value in values.items() if value not in (None, False)}
+
+
+def _options(given: Mapping[str, Any], models: Sequence[str]) -> TranslateOptions:
+    """The search options: command line, then the first model's decode section, then defaults."""
+    from mttrain.checkpoint import read_meta, resolve_model
+    from mttrain.translator import TranslateOptions
+
+    sample = "sample" in given
+    if sample and "beam" in given:
+        raise ConfigError("--sample draws instead of searching: --beam has no effect; remove it.")
+    if "seed" in given and not sample:
+        raise ConfigError("--seed has an effect only together with --sample.")
+    folder = resolve_model(models[0])
+    saved = _saved_decoding(read_meta(folder).get("decode"), str(folder))
+    if sample:
+        saved.pop("beam", None)
+    return TranslateOptions(**{**saved, **given})
+
+
+def _saved_decoding(values: object, name: str) -> dict[str, Any]:
+    from pydantic import ValidationError
+
+    from mttrain.config import DecodeConfig
+
+    if values is None:
+        return {}
+    try:
+        return DecodeConfig.model_validate(values).model_dump()
+    except ValidationError:
+        raise CheckpointError(f"{name}: the decode section of meta.json is damaged.") from None
+
+
+def _must_exist(*files: str | None) -> None:
+    """Tell of a missing file before a model is loaded; and stdin can be read only once."""
+    names = [file for file in files if file is not None]
+    for file in names:
+        if file != "-" and not os.path.exists(file):
+            raise DataError(f"{file}: no such file.")
+    if names.count("-") > 1:
+        raise ConfigError('Only one of the files can be standard input ("-").')
+
+
+# ---- translate --------------------------------------------------------------------------------
+
+
+def translate(
+    context: typer.Context,
+    model: o.Models = None,
+    input: o.Input = "-",
+    output: o.Output = "-",
+    beam: o.Beam = None,
+    nbest: o.Nbest = None,
+    scores: o.Scores = False,
+    format: o.FormatOption = Format.text,
+    length_penalty: o.LengthPenalty = None,
+    max_length: o.MaxLength = None,
+    min_length: o.MinLength = None,
+    no_repeat_ngram: o.NoRepeat = None,
+    sample: o.Sample = False,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    seed: o.Seed = None,
+    prefix: o.Prefix = None,
+    split_long: o.SplitLong = False,
+    max_source_length: o.MaxSource = None,
+    batch_tokens: o.BatchTokens = None,
+    batch_size: o.BatchSize = None,
+    device: o.Device = "auto",
+    precision: o.PrecisionOption = Precision.auto,
+    threads: o.Threads = None,
+    debug: o.Debug = False,
+) -> None:
+    """Translate text: as many lines out as in, in their order."""
+    if not model:
+        raise ConfigError("Name the model: --model RUN.")
+    if scores and format == Format.jsonl:
+        raise ConfigError("--format jsonl always holds the scores; remove --scores.")
+    _must_exist(input, prefix)
+    from mttrain.corpus import LineWriter, read_lines
+    from mttrain.translator import Summary, Translator, output_lines
+
+    options = _options(_given(context), model)
+    translator = Translator.load(model, device=device, precision=precision.value, threads=threads)
+    summary = Summary()
+    lines = read_lines(input, errors="replace", on_replaced=summary.replaced.append)
+    prefixes = None if prefix is None else read_lines(prefix)
+    with LineWriter(output) as writer:
+        for translation in _shown(translator.translate_lines(lines, options, prefixes), output):
+            summary.add(translation)
+            for line in output_lines(
+                translation, layout=format.value, nbest=options.nbest, scores=scores
+            ):
+                writer.write(line)
+            if output == "-":
+                writer.flush()  # an answer is seen at once, and a closed pipe noticed
+    say(summary.text())
+
+
+def _shown(items: Iterator[Any], output: str) -> Iterator[Any]:
+    """Count lines on the terminal, unless the result is printed there."""
+    from tqdm import tqdm
+
+    quiet = not sys.stderr.isatty() or (output == "-" and sys.stdout.isatty())
+    yield from tqdm(items, unit=" lines", leave=False, disable=quiet)
+
+
+# ---- eval -------------------------------------------------------------------------------------
+
+
+def evaluate(
+    context: typer.Context,
+    model: o.Models = None,
+    source: o.Source = None,
+    ref: o.Refs = None,
+    hyp: o.Hyp = None,
+    baseline: o.Baseline = None,
+    lang: o.Lang = None,
+    tokenize: o.BleuTokenizer = None,
+    lowercase: o.Lowercase = False,
+    confidence: o.Confidence = False,
+    samples: o.Samples = None,
+    as_json: o.Json = False,
+    output: o.KeepOutput = None,
+    beam: o.Beam = None,
+    length_penalty: o.LengthPenalty = None,
+    max_length: o.MaxLength = None,
+    min_length: o.MinLength = None,
+    no_repeat_ngram: o.NoRepeat = None,
+    sample: o.Sample = False,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    seed: o.Seed = None,
+    split_long: o.SplitLong = False,
+    max_source_length: o.MaxSource = None,
+    batch_tokens: o.BatchTokens = None,
+    batch_size: o.BatchSize = None,
+    device: o.Device = "auto",
+    precision: o.PrecisionOption = Precision.auto,
+    threads: o.Threads = None,
+    debug: o.Debug = False,
+) -> None:
+    """Score translations (BLEU, chrF, TER) against references."""
+    _check_eval(context)
+    refs = [_read(name) for name in ref or []]
+    names = ref or []
+    for name, lines in zip(names[1:], refs[1:], strict=True):
+        _same_length(names[0], refs[0], name, lines)
+    base = None if baseline is None else _read(baseline)
+    if base is not None and baseline is not None:
+        _same_length(baseline, base, names[0], refs[0])
+    result: dict[str, Any] = {}
+    if hyp is not None:
+        hyps = _read(hyp)
+        _same_length(hyp, hyps, names[0], refs[0])
+        _chosen_tokenizer(tokenize, lang)
+    else:
+        assert model and source is not None  # held by _check_eval
+        hyps, result = _run_model(context, source, names[0], refs[0])
+        lang = lang or result["lang"]
+    _score(context, result, hyps, refs, base, lang)
+    _print_result(result, as_json)
+
+
+def _check_eval(context: typer.Context) -> None:
+    """Refuse options that are missing, contradict each other or have no effect."""
+    at = context.params
+    if not at["ref"]:
+        raise ConfigError("Name the reference: --ref F.")
+    if bool(at["model"]) == (at["hyp"] is not None):
+        raise ConfigError("Give either --model RUN with --source F, or --hyp F.")
+    if at["model"] and at["source"] is None:
+        raise ConfigError("--model needs the text to translate: --source F.")
+    if at["hyp"] is not None:
+        idle = [*_given(context), *_given(context, ("source", "output", "threads"))]
+        if idle:
+            options = ", ".join("--" + name.replace("_", "-") for name in idle)
+            raise ConfigError(f"No effect with --hyp, which is translated already: {options}.")
+    if at["samples"] is not None and not at["confidence"] and at["baseline"] is None:
+        raise ConfigError("--samples has an effect only with --confidence or --baseline.")
+    if at["tokenize"] is not None and at["lang"] is not None:
+        raise ConfigError("--tokenize decides what --lang would choose; give one of them.")
+    _must_exist(at["source"], at["hyp"], at["baseline"], *at["ref"])
+
+
+def _read(name: str) -> list[str]:
+    from mttrain.corpus import read_lines
+
+    return list(read_lines(name))
+
+
+def _same_length(name: str, lines: Sequence[str], other: str, others: Sequence[str]) -> None:
+    if len(lines) != len(others):
+        raise DataError(
+            f"{name} has {len(lines)} lines but {other} has {len(others)}; line n of one must "
+            "belong to line n of the other."
+        )
+
+
+def _chosen_tokenizer(tokenize: str | None, lang: str | None) -> str:
+    """The name of BLEU's tokenizer; told on stderr, and refused now if it is not installed."""
+    from mttrain.metrics import bleu_tokenizer, require_tokenizer
+
+    chosen = tokenize or bleu_tokenizer(lang)
+    require_tokenizer(chosen)
+    why = "--tokenize" if tokenize else f"target language {lang}" if lang else "no --lang given"
+    say(f"BLEU tokenizer: {chosen} ({why})")
+    return chosen
+
+
+def _run_model(
+    context: typer.Context, source: str, ref: str, reference: list[str]
+) -> tuple[list[str], dict[str, Any]]:
+    """Translations of the source, and what the model thinks of the reference."""
+    from mttrain.corpus import write_lines
+    from mttrain.translator import Summary, Translator
+
+    at = context.params
+    sources = _read(source)
+    _same_length(source, sources, ref, reference)
+    options = _options(_given(context), at["model"])
+    translator = Translator.load(
+        at["model"], device=at["device"], precision=str(at["precision"]), threads=at["threads"]
+    )
+    lang = at["lang"] or translator.bundles[0].meta.get("target_lang")
+    _chosen_tokenizer(at["tokenize"], lang)
+    summary, hyps = Summary(), []
+    for translation in _shown(translator.translate_lines(sources, options), "file"):
+        summary.add(translation)
+        hyps.append(translation.text)
+    say(summary.text())
+    if at["output"] is not None:
+        write_lines(at["output"], hyps)
+    decoding = {name: getattr(options, name) for name in SEARCH}
+    facts = {"model": [str(bundle.path) for bundle in translator.bundles], "decoding": decoding}
+    return hyps, {**facts, "lang": lang, **_likelihood(translator, sources, reference)}
+
+
+def _likelihood(
+    translator: Translator, sources: list[str], reference: list[str]
+) -> dict[str, float]:
+    """Mean negative log-likelihood per token (EOS counts, nats) of the first reference."""
+    scores = translator.score(zip(sources, reference, strict=True))
+    tokens = sum(score.tokens for score in scores)
+    nll = -sum(score.sum for score in scores) / max(tokens, 1)
+    perplexity = math.exp(nll) if nll < 700 else math.inf  # exp(710) overflows
+    return {"nll": nll, "perplexity": perplexity, "target_tokens": tokens}
+
+
+def _score(
+    context: typer.Context,
+    result: dict[str, Any],
+    hyps: list[str],
+    refs: list[list[str]],
+    base: list[str] | None,
+    lang: str | None,
+) -> None:
+    """Put scores and comparison into the result; warnings go to stderr."""
+    from mttrain import metrics
+
+    at = context.params
+    tokenizer = at["tokenize"] or metrics.bleu_tokenizer(lang)
+    for warning in (metrics.cjk_warning(refs[0], tokenizer), metrics.tokenized_warning(hyps)):
+        if warning:
+            say(f"warning: {warning}")
+    samples = at["samples"] or 1000
+    how: dict[str, Any] = {"tokenize": tokenizer, "lowercase": at["lowercase"]}
+    result["lang"], result["lines"] = lang, len(hyps)
+    result["scores"] = metrics.score_corpus(
+        hyps, refs, bootstrap=samples if at["confidence"] else 0, **how
+    )
+    if base is not None:
+        result["comparison"] = metrics.compare_systems(base, hyps, refs, samples=samples, **how)
+
+
+def _print_result(result: Mapping[str, Any], as_json: bool) -> None:
+    from mttrain.corpus import write_lines
+
+    parts = ("scores", "comparison")
+    if as_json:
+        plain = dict(result)
+        for name in parts:
+            if name in plain:
+                plain[name] = [item.to_dict() for item in plain[name]]
+        if plain.get("perplexity") == math.inf:
+            plain["perplexity"] = None  # JSON has no infinity
+        write_lines(None, [json.dumps(plain, ensure_ascii=False, allow_nan=False)])
+        return
+    lines = [item.text() for name in parts for item in result.get(name, ())]
+    if "nll" in result:
+        lines.append(
+            f"NLL = {result['nll']:.4f} nats per token, perplexity {result['perplexity']:.2f} "
+            f"({result['target_tokens']} tokens of the first reference, EOS included)"
+        )
+    write_lines(None, lines)

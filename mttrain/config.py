@@ -1,0 +1,431 @@
+"""The settings of a run: typed, frozen, and checked as far as that needs no files.
+
+`load_config` reads YAML and `--set` values and reports every problem at once, one line each, with
+file, line and key (the wording is in `settings`, the YAML rules are in `yamlio`). A section built
+in Python (`ModelConfig(d_model=64)`) makes the same checks and raises pydantic's ValidationError.
+Precedence: defaults < YAML < `--set section.key=value`. A setting that would have no effect is
+refused. Relative paths are relative to the working directory and are not touched here.
+
+Cost: importing pydantic and building the classes, about 0.3 s; reading a file, milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from mttrain.errors import ConfigError
+from mttrain.settings import (
+    Betas,
+    ClipNorm,
+    Device,
+    Duration,
+    NotNegative,
+    OneOrMany,
+    Positive,
+    Problem,
+    Section,
+    Share,
+    Text,
+    Whole,
+    check,
+    seconds,
+)
+from mttrain.yamlio import (
+    KeyPath,
+    YamlProblem,
+    dotted,
+    dump_yaml,
+    override,
+    plain_tree,
+    read_yaml,
+)
+
+
+class CorpusConfig(Section):
+    """A pair of parallel text files, one sentence a line, plain or gzip."""
+
+    source: Text = Field(description="file of source sentences")
+    target: Text = Field(description="file of their translations, line by line")
+    weight: float = Field(
+        1.0, gt=0.0, description="how many times an epoch holds the corpus; training data only"
+    )
+
+
+class DataConfig(Section):
+    """The text files and which of their pairs are used."""
+
+    source_lang: Text = Field(description="language code of the source, such as en")
+    target_lang: Text = Field(
+        description="language code of the target; also chooses the tokenizer of BLEU"
+    )
+    train: Annotated[list[CorpusConfig], OneOrMany] = Field(
+        min_length=1, description="training corpus, or a list of them"
+    )
+    valid: CorpusConfig = Field(description="validation corpus, scored every train.valid_every")
+    test: CorpusConfig | None = Field(None, description="test corpus, scored once at the end")
+    max_length: Annotated[Whole, Field(ge=2)] = Field(
+        256, description="longest side of a training pair in subwords, EOS included"
+    )
+    max_ratio: Annotated[float, Field(ge=1.0)] | None = Field(
+        None, description="largest longer/shorter ratio of subword counts; null = no limit"
+    )
+    drop_duplicates: bool = Field(False, description="use repeated training pairs only once")
+    workers: NotNegative = Field(
+        0, description="processes that prepare batches; 0 = the main process"
+    )
+    cache_dir: Text | None = Field(
+        None, description="directory of encoded corpora, shared by runs; null = the run directory"
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        for name, corpus in (("valid", self.valid), ("test", self.test)):
+            if corpus is not None and corpus.weight != 1.0:
+                yield Problem((f"{name}.weight",), "only training corpora have a weight; remove it")
+
+
+class TokenizerConfig(Section):
+    """The vocabulary: learned from the training text, or taken from files."""
+
+    # 4 special tokens and 256 bytes are in every vocabulary (tokenizer.MIN_VOCAB_SIZE).
+    vocab_size: Annotated[Whole, Field(ge=260)] = Field(
+        6000, description="subwords to learn, special tokens and the 256 bytes included"
+    )
+    shared: bool = Field(True, description="one vocabulary for both languages")
+    level: Literal["subword", "character"] = Field(
+        "subword", description="what a token is at most: a word or one Unicode character"
+    )
+    path: Text | None = Field(None, description="existing tokenizer.json to use for both languages")
+    source_path: Text | None = Field(None, description="existing source tokenizer (shared: false)")
+    target_path: Text | None = Field(None, description="existing target tokenizer (shared: false)")
+
+    def problems(self) -> Iterator[Problem]:
+        if self.shared:
+            for name in self.changed("source_path", "target_path"):
+                yield Problem((name, "shared"), "has no effect with shared: true; use path instead")
+        elif self.path is not None:
+            yield Problem(
+                ("path", "shared"),
+                "has no effect with shared: false; use source_path and target_path instead",
+            )
+        elif (self.source_path is None) != (self.target_path is None):
+            name = "source_path" if self.source_path is not None else "target_path"
+            yield Problem(
+                (name, "source_path", "target_path"),
+                "is given alone; give both source_path and target_path, or neither",
+            )
+        if self.path is not None or self.source_path is not None:
+            for name in self.changed("vocab_size", "level"):
+                yield Problem(
+                    (name, "path", "source_path"),
+                    "has no effect when an existing tokenizer is used; remove it",
+                )
+
+
+class ModelConfig(Section):
+    """The Transformer (Vaswani et al. 2017) and its usual variants."""
+
+    d_model: Positive = Field(128, description="width of embeddings and layers")
+    d_ff: Positive = Field(256, description="inner width of the feed-forward blocks")
+    num_heads: Positive = Field(4, description="attention heads; divides d_model")
+    encoder_layers: Positive = Field(4, description="layers of the encoder")
+    decoder_layers: Positive = Field(4, description="layers of the decoder")
+    dropout: Share = Field(0.3, description="share dropped from embeddings and block outputs")
+    attention_dropout: Share = Field(0.0, description="share dropped from attention weights")
+    activation_dropout: Share = Field(0.0, description="share dropped inside feed-forward blocks")
+    activation: Literal["relu", "gelu", "swiglu"] = Field(
+        "relu", description="non-linearity of the feed-forward blocks"
+    )
+    norm: Literal["post", "pre"] = Field(
+        "post", description="layer norm after each residual sum, as in the paper, or before a block"
+    )
+    positions: Literal["sinusoidal", "learned"] = Field(
+        "sinusoidal", description="position encoding; learned ones end at max_positions"
+    )
+    max_positions: Positive | None = Field(
+        None, description="number of learned positions, in tokens; only with positions: learned"
+    )
+    tie: Literal["all", "target", "none"] = Field(
+        "all",
+        description="embeddings that are one matrix: source, target and output; target and output",
+    )
+    layer_norm_eps: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        1e-5, description="added to the variance in layer norm"
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        if self.d_model % self.num_heads:
+            yield Problem(
+                ("d_model", "num_heads"),
+                f"{self.d_model} is not divisible by num_heads ({self.num_heads})",
+            )
+        keys = ("max_positions", "positions")
+        if self.positions == "learned" and self.max_positions is None:
+            yield Problem(keys, "is required with positions: learned")
+        if self.positions == "sinusoidal" and self.max_positions is not None:
+            yield Problem(keys, "has no effect with positions: sinusoidal; remove it")
+
+
+class OptimConfig(Section):
+    """AdamW, its schedule, and the loss."""
+
+    lr: Annotated[float, Field(gt=0.0)] = Field(
+        5e-3, description="peak learning rate, reached at the end of the warm-up"
+    )
+    betas: Betas = Field((0.9, 0.98), description="decay rates of Adam's first and second moments")
+    eps: Annotated[float, Field(gt=0.0)] = Field(1e-9, description="added to Adam's denominator")
+    weight_decay: Annotated[float, Field(ge=0.0)] = Field(
+        0.0, description="decoupled weight decay, as a factor of the learning rate"
+    )
+    schedule: Literal["inverse_sqrt", "cosine", "linear", "constant"] = Field(
+        "inverse_sqrt", description="course of the learning rate after the warm-up"
+    )
+    warmup_steps: NotNegative = Field(
+        1000, description="updates of linear rise to lr; 0 = full rate at once"
+    )
+    min_lr: Annotated[float, Field(ge=0.0)] = Field(
+        0.0, description="learning rate that the schedule does not go below"
+    )
+    label_smoothing: Share = Field(
+        0.1, description="probability mass spread over the whole vocabulary"
+    )
+    clip_norm: ClipNorm = Field(1.0, description="largest norm of the gradient; null = no clipping")
+
+    def problems(self) -> Iterator[Problem]:
+        keys = ("min_lr", "schedule")
+        if self.schedule == "constant" and self.min_lr > 0:
+            yield Problem(keys, "has no effect with schedule: constant; remove it")
+        elif self.min_lr > self.lr:
+            yield Problem(("min_lr", "lr"), f"{self.min_lr} is above lr ({self.lr})")
+
+
+class TrainConfig(Section):
+    """Batches, length of training, validation, checkpoints."""
+
+    batch_tokens: Positive | None = Field(
+        4096, description="largest padded size (rows x longest) of each side of a batch, in tokens"
+    )
+    batch_size: Positive | None = Field(
+        None, description="sentence pairs per batch, instead of batch_tokens"
+    )
+    accumulate: Positive = Field(1, description="batches whose gradients are summed per update")
+    max_steps: Positive | None = Field(None, description="stop after this many updates")
+    max_epochs: Positive | None = Field(None, description="stop after this many passes")
+    max_time: Duration = Field(
+        None, description='stop after this time: "90m", "1h30m", "45s", or seconds'
+    )
+    device: Device = Field(
+        "auto", description="auto (CUDA if there is one), cpu, cuda, cuda:N or mps"
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="arithmetic of the forward pass; auto = bf16 where it is fast"
+    )
+    valid_every: Positive = Field(130, description="updates between validations and checkpoints")
+    valid_beam: Positive = Field(1, description="beam width of validations during training")
+    valid_samples: NotNegative = Field(3, description="translations shown at each validation")
+    log_every: Positive = Field(10, description="updates between log records")
+    best_metric: Literal["bleu", "chrf", "nll"] = Field(
+        "bleu", description="validation figure that chooses the best checkpoint; nll: lowest wins"
+    )
+    patience: Positive | None = Field(
+        None, description="stop after this many validations without a better best; null = never"
+    )
+    keep_last: Positive = Field(10, description="newest checkpoints kept, besides the best")
+    average: NotNegative = Field(10, description="checkpoints averaged at the end; 0 = no average")
+    average_of: Literal["last", "best"] = Field(
+        "last", description="which checkpoints are averaged: the newest or the best"
+    )
+
+    @property
+    def max_seconds(self) -> float | None:
+        """`max_time` in seconds."""
+        if isinstance(self.max_time, str):
+            return seconds(self.max_time)
+        return None if self.max_time is None else float(self.max_time)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _batch_size_replaces_tokens(cls, data: object) -> object:
+        if isinstance(data, dict) and data.get("batch_size") and "batch_tokens" not in data:
+            return {**data, "batch_tokens": None}
+        return data
+
+    def problems(self) -> Iterator[Problem]:
+        sizes = ("batch_size", "batch_tokens")
+        if self.batch_size is not None and self.batch_tokens is not None:
+            yield Problem(sizes, "give either batch_size or batch_tokens and set the other to null")
+        if self.batch_size is None and self.batch_tokens is None:
+            yield Problem(sizes[::-1], "give either batch_tokens or batch_size")
+        limits = ("max_steps", "max_epochs", "max_time")
+        if self.max_steps is None and self.max_epochs is None and self.max_time is None:
+            yield Problem(limits, "give at least one of max_steps, max_epochs and max_time")
+        if self.average > self.keep_last:
+            yield Problem(
+                ("average", "keep_last"),
+                f"{self.average} is above keep_last ({self.keep_last}); only kept checkpoints "
+                "can be averaged",
+            )
+        if self.average == 0 and self.average_of != "last":
+            yield Problem(("average_of", "average"), "has no effect with average: 0")
+
+
+class DecodeConfig(Section):
+    """The search, where the command line does not say otherwise."""
+
+    beam: Positive = Field(5, description="hypotheses kept per sentence; 1 = greedy")
+    length_penalty: Annotated[float, Field(ge=-9.0, le=9.0)] = Field(
+        1.0, description="A in: sum of log-probabilities / length^A; 0 = the plain sum"
+    )
+    max_length: Positive | None = Field(
+        None, description="longest output in tokens, EOS included; null = 3 x source + 20"
+    )
+
+
+class RunConfig(Section):
+    """All settings of a run."""
+
+    run_dir: Text = Field(description="directory of the run's checkpoints, log and vocabulary")
+    seed: Annotated[Whole, Field(ge=0, lt=2**63)] = Field(
+        1, description="seed of weights, data order and dropout"
+    )
+    threads: Positive | None = Field(
+        None, description="CPU threads of torch; null = torch's own choice"
+    )
+    data: DataConfig = Field(description="text files and filters")
+    tokenizer: TokenizerConfig = Field(description="vocabulary")
+    model: ModelConfig = Field(description="Transformer")
+    optim: OptimConfig = Field(description="optimiser, schedule, loss")
+    train: TrainConfig = Field(description="batches, validation, checkpoints")
+    decode: DecodeConfig = Field(description="search")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _absent_sections_are_empty(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        return data | {name: {} for name in _SECTIONS if data.get(name) is None}
+
+    def problems(self) -> Iterator[Problem]:
+        train, optim, model = self.train, self.optim, self.model
+        if optim.schedule in ("cosine", "linear"):
+            keys = ("optim.schedule", "train.max_steps", "optim.warmup_steps")
+            if train.max_steps is None:
+                yield Problem(keys[:2], f"{optim.schedule} needs train.max_steps, where it ends")
+            elif optim.warmup_steps >= train.max_steps:
+                yield Problem(
+                    keys[::-1],
+                    f"{optim.warmup_steps} leaves no step of train.max_steps ({train.max_steps}) "
+                    f"to the {optim.schedule} schedule",
+                )
+        if model.tie == "all" and not self.tokenizer.shared:
+            yield Problem(
+                ("model.tie", "tokenizer.shared"),
+                "all needs one vocabulary; use tie: target, or tokenizer.shared: true",
+            )
+        if model.positions != "learned" or model.max_positions is None:
+            return
+        for name, limit in (
+            ("data.max_length", self.data.max_length if "data" in self.model_fields_set else None),
+            ("decode.max_length", self.decode.max_length),
+        ):
+            if limit is not None and limit > model.max_positions:
+                yield Problem(
+                    (name, "model.max_positions"),
+                    f"{limit} is above model.max_positions ({model.max_positions})",
+                )
+
+
+_SECTIONS = ("data", "tokenizer", "model", "optim", "train", "decode")
+
+_OTHER_NAMES = {
+    other: name
+    for name, others in {
+        "run_dir": "output_dir model_dir save_dir",
+        "data.source_lang": "src_lang",
+        "data.target_lang": "tgt_lang",
+        "data.max_length": "max_len max_seq_len",
+        "tokenizer.vocab_size": "vocab",
+        "model.d_model": "hidden_size embedding_size emb_dim",
+        "model.d_ff": "ff_size ffn_dim",
+        "model.num_heads": "heads n_heads nhead",
+        "model.encoder_layers": "layers num_layers n_layers",
+        "model.tie": "share_embeddings tied_embeddings",
+        "optim": "optimizer",
+        "optim.lr": "learning_rate max_lr",
+        "optim.warmup_steps": "warmup warmup_updates",
+        "optim.clip_norm": "clip grad_clip max_grad_norm",
+        "train": "training",
+        "train.batch_tokens": "max_tokens",
+        "train.accumulate": "update_freq accumulation_steps",
+        "train.max_steps": "steps max_updates",
+        "train.max_epochs": "epochs",
+        "train.valid_every": "eval_every",
+        "train.patience": "early_stopping",
+        "decode": "decoding",
+        "decode.beam": "beam_size num_beams",
+        "decode.length_penalty": "alpha",
+    }.items()
+    for other in others.split()
+}
+"""Names that other trainers use, for "did you mean"."""
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a YAML file, put `section.key=value` overrides on top, and check everything.
+
+    Raises ConfigError with all problems, one per line: "file:line: section.key: message".
+    """
+    try:
+        tree = read_yaml(path)
+    except YamlProblem as problem:
+        raise ConfigError(str(problem)) from None
+    if tree.value is None:
+        raise ConfigError(f"{path}: is empty; a configuration needs run_dir, data and train")
+    if not isinstance(tree.value, dict):
+        kind = "a list" if isinstance(tree.value, list) else "one word"
+        raise ConfigError(f"{tree.spots[()].where}: holds {kind}, not key: value lines")
+    for text in overrides:
+        override(tree, text)
+    return check(RunConfig, tree, _OTHER_NAMES)
+
+
+def parse_config(data: dict[str, Any], *, name: str = "config") -> RunConfig:
+    """Check plain values, such as the settings inside a checkpoint's meta.json.
+
+    Raises ConfigError with all problems, one per line: "name: section.key: message".
+    """
+    if not isinstance(data, dict):
+        raise ConfigError(f"{name}: holds no section of key: value lines")
+    return check(RunConfig, plain_tree(data, name), _OTHER_NAMES)
+
+
+def dump_config(config: RunConfig) -> str:
+    """YAML text with every setting; `load_config` reads it back equal."""
+    return dump_yaml(config.model_dump(mode="json"))
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of the configuration file, for editors."""
+    return RunConfig.model_json_schema()
+
+
+def changed_keys(old: RunConfig, new: RunConfig) -> dict[str, tuple[object, object]]:
+    """Dotted key -> (old value, new value) of every setting that differs."""
+    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    keys = [*before, *(key for key in after if key not in before)]
+    return {
+        key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)
+    }
+
+
+def _flat(value: Any, path: KeyPath = ()) -> dict[str, object]:
+    if isinstance(value, dict):
+        items: Any = value.items()
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        items = enumerate(value)
+    else:
+        return {dotted(path): value}
+    return {key: leaf for name, item in items for key, leaf in _flat(item, (*path, name)).items()}

@@ -1,0 +1,236 @@
+"""Encoded pairs as a dataset, and the batches made of them.
+
+    B pairs of a batch   S, T longest source and target of the batch, in subwords, EOS included
+
+A source is its subwords and EOS; a decoder input is BOS and the subwords of the target; the
+decoder is to produce those subwords and EOS. Nothing is ever cropped: pairs that break a rule are
+skipped as pairs, once, when the store is made. Which pairs share a batch is the plan's affair
+(batching); here a batch costs one padded array per side, filled in one assignment.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from mttrain.batching import TokenBatchSampler
+from mttrain.check import PairRules
+from mttrain.config import CorpusConfig, DataConfig
+from mttrain.corpus import read_pairs
+from mttrain.errors import DataError
+from mttrain.store import EncodedCorpus, Split, map_array, open_store
+from mttrain.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
+
+
+class Example(NamedTuple):
+    """One encoded pair: source ids with EOS, target ids with EOS, and its number in the dataset."""
+
+    source: NDArray[np.unsignedinteger[Any]]
+    target: NDArray[np.unsignedinteger[Any]]
+    number: int
+
+
+class TranslationDataset(Dataset[Example]):
+    """The pairs of a store, by number (from 0), with their lengths.
+
+    source_lengths, target_lengths  [N] int32   subwords, EOS included
+    pair_numbers                    [N] int64   line of the pair in its text files, from 1
+    weights                         [N] float64 times per epoch, or None when all are 1
+    """
+
+    def __init__(self, store: EncodedCorpus) -> None:
+        self.store = store
+        self._sides = [
+            (
+                map_array(store.part(f"{side}.tokens"), store.index["dtypes"][side]),
+                map_array(store.part(f"{side}.offsets"), "int64"),
+            )
+            for side in ("source", "target")
+        ]
+        self.source_lengths, self.target_lengths = (
+            np.diff(offsets).astype(np.int32) for _, offsets in self._sides
+        )
+        self.pair_numbers = map_array(store.part("lines"), "int64")
+        self.weights: NDArray[np.float64] | None = None
+        if any(weight != 1.0 for weight in store.weights):
+            pairs = [corpus["pairs"] for corpus in store.index["corpora"]]
+            self.weights = np.repeat(np.asarray(store.weights, dtype=np.float64), pairs)
+
+    def __len__(self) -> int:
+        return len(self.source_lengths)
+
+    def __getitem__(self, index: int) -> Example:
+        (source, source_at), (target, target_at) = self._sides
+        return Example(
+            source[source_at[index] : source_at[index + 1]],
+            target[target_at[index] : target_at[index + 1]],
+            index,
+        )
+
+    def __reduce__(self) -> tuple[type[TranslationDataset], tuple[EncodedCorpus]]:
+        # A loader worker started by spawn maps the files again instead of receiving their content.
+        return TranslationDataset, (self.store,)
+
+
+# ---- batches ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Batch:
+    """Padded tensors of B pairs, int64, PAD_ID behind the end of each row.
+
+    source         [B, S]  subwords, EOS
+    target_in      [B, T]  BOS, subwords
+    target_out     [B, T]  subwords, EOS
+    indices        B       pair numbers
+    source_tokens, target_tokens   subwords with EOS, without padding
+    """
+
+    source: Tensor
+    target_in: Tensor
+    target_out: Tensor
+    indices: list[int]
+    source_tokens: int
+    target_tokens: int
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch on another device; from pinned memory the copy does not wait."""
+        return self._moved(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """The batch in page-locked memory; called by DataLoader(pin_memory=True)."""
+        return self._moved(lambda tensor: tensor.pin_memory())
+
+    def _moved(self, move: Callable[[Tensor], Tensor]) -> Batch:
+        tensors = (move(self.source), move(self.target_in), move(self.target_out))
+        return Batch(*tensors, self.indices, self.source_tokens, self.target_tokens)
+
+
+def collate(examples: Sequence[Example]) -> Batch:
+    """Pad the pairs into one batch; no pairs give `empty_batch`."""
+    if not examples:
+        return empty_batch()
+    source, _ = _pad([example.source for example in examples])
+    target_out, filled = _pad([example.target for example in examples])
+    target_in = np.full_like(target_out, PAD_ID)
+    target_in[:, 0] = BOS_ID
+    # Behind BOS come the ids one place later; where a row has ended that would be its EOS.
+    np.copyto(target_in[:, 1:], target_out[:, :-1], where=filled[:, 1:])
+    return Batch(
+        torch.from_numpy(source),
+        torch.from_numpy(target_in),
+        torch.from_numpy(target_out),
+        [example.number for example in examples],
+        sum(len(example.source) for example in examples),
+        int(filled.sum()),
+    )
+
+
+def empty_batch() -> Batch:
+    """What a rank runs that has no pairs left: shapes [1, 1], and nothing for the loss to count.
+
+    Source and decoder input hold a real symbol each, so that attention has something to look at;
+    the only output position is padding.
+    """
+    source, target_in, target_out = (torch.tensor([[id]]) for id in (EOS_ID, BOS_ID, PAD_ID))
+    return Batch(source, target_in, target_out, [], 0, 0)
+
+
+def batch_loader(
+    dataset: TranslationDataset,
+    sampler: TokenBatchSampler,
+    *,
+    workers: int = 0,
+    pin_memory: bool = False,
+) -> DataLoader[Example]:
+    """The batches of one rank, in the sampler's order whatever the number of worker processes.
+
+    Workers live as long as the loader. `sampler.set_position` tells where the next iteration
+    starts. The loader's random generator is its own: torch's global one is not touched.
+    """
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        collate_fn=collate,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        pin_memory=pin_memory,
+        worker_init_fn=_quiet_worker,
+        generator=torch.Generator(),
+    )
+
+
+def _quiet_worker(_: int) -> None:
+    """Signals are the parent's affair: it stops its workers, and one traceback is enough."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _pad(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Rows of ids -> ids [B, longest] int64 with padding, and where there is none [B, longest]."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    filled = np.arange(lengths.max()) < lengths[:, None]
+    padded = np.full(filled.shape, PAD_ID, dtype=np.int64)
+    padded[filled] = np.concatenate(rows)
+    return padded, filled
+
+
+# ---- text -------------------------------------------------------------------------------------
+
+
+def load_raw(corpus: CorpusConfig) -> tuple[list[str], list[str]]:
+    """All source lines and all reference lines, as they are: what BLEU is computed on."""
+    pairs = list(read_pairs(corpus.source, corpus.target))
+    if not pairs:
+        raise DataError(f"{corpus.source} and {corpus.target} are empty; give files with text.")
+    return [pair.source for pair in pairs], [pair.target for pair in pairs]
+
+
+def encode_corpus(
+    data: DataConfig,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    split: Split,
+    directory: Path,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> EncodedCorpus:
+    """The store of a split in `directory`, made when there is none that fits; see `open_store`.
+
+    Training pairs pass all rules of `data`. Of validation and test only blank and too long pairs
+    are skipped, for the loss; `load_raw` keeps all of them.
+    """
+    training = split == "train"
+    rules = PairRules(
+        max_length=data.max_length,
+        max_ratio=data.max_ratio if training else None,
+        drop_duplicates=data.drop_duplicates and training,
+    )
+    settings: dict[str, object] = {"max_length": rules.max_length}
+    if training:
+        settings |= {"max_ratio": rules.max_ratio, "drop_duplicates": rules.drop_duplicates}
+    return open_store(
+        _corpora(data, split),
+        tokenizers,
+        split,
+        directory,
+        rules=settings,
+        refuse=lambda pair, source, target: rules.reason(source, target, pair),
+        progress=progress,
+    )
+
+
+def _corpora(data: DataConfig, split: Split) -> list[CorpusConfig]:
+    if split == "train":
+        return list(data.train)
+    corpus = data.valid if split == "valid" else data.test
+    assert corpus is not None, "no test set is configured"
+    return [corpus]

@@ -1,0 +1,458 @@
+"""The training loop: accumulate, clip, update, log, validate, save, stop, resume.
+
+One update takes `accumulate` batches on each of W ranks. Its divisor, the target tokens of all of
+them, is known from the plan before the first backward, so the gradient is the mean over tokens
+however they are grouped, and two processes train what one does on the same global batches. The last
+update of an epoch takes what is left and is divided by what it holds.
+
+Nothing draws from a global generator: the order of the data is a function of (seed, epoch), dropout
+of (seed, update, global micro-batch), the learning rate of the update. So weights, optimiser and
+the few numbers of `Progress` are all that exact resuming needs.
+
+Price beside the model's own work: one synchronisation with the device per update, for the norm of
+the gradient, which must be known finite before it is used.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mttrain.batching import EpochPlan, TokenBatchSampler, plan_epoch
+from mttrain.checkpoint import TrainState
+from mttrain.config import RunConfig
+from mttrain.dataset import Batch, TranslationDataset, batch_loader
+from mttrain.distributed import World, autocast, compute_type
+from mttrain.errors import TrainingError
+from mttrain.loss import LossSums, smoothed_loss
+from mttrain.model import Transformer
+from mttrain.optim import (
+    build_optimizer,
+    clip_gradients,
+    gradient_norm,
+    learning_rate,
+    set_learning_rate,
+)
+from mttrain.runlog import RunLog
+
+MAX_BAD_UPDATES = 10  # updates in a row whose gradient is not finite before the run stops
+
+
+@dataclass
+class Window:
+    """Sums since the last log record; saved, so that a resumed run logs what an uninterrupted one
+    does."""
+
+    smoothed: float = 0.0
+    nll: float = 0.0
+    correct: float = 0.0
+    target_tokens: float = 0.0
+    source_tokens: float = 0.0
+    updates: int = 0
+    norm: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass
+class Progress:
+    """Where a run stands; all of it is JSON.
+
+    update: updates done; epoch, batches: the position in the data, in global batches; seconds: time
+    in training; best, bad_validations: bookkeeping of the best checkpoint; bad_updates: updates in
+    a row that were left out because the gradient was not finite; left_out: all of those.
+    """
+
+    update: int = 0
+    epoch: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+    validated: int = 0
+    best: float | None = None
+    best_update: int = 0
+    bad_validations: int = 0
+    bad_updates: int = 0
+    left_out: int = 0
+    window: Window = field(default_factory=Window)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Progress:
+        """Inverse of `dataclasses.asdict`."""
+        return cls(**{**values, "window": Window(**values["window"])})
+
+
+class StepModule(nn.Module):
+    """Model and loss in one forward, so that DistributedDataParallel and compile wrap it whole."""
+
+    def __init__(self, model: Transformer, smoothing: float) -> None:
+        super().__init__()
+        self.model = model
+        self.smoothing = smoothing
+
+    def forward(self, source: Tensor, target_in: Tensor, target_out: Tensor) -> LossSums:
+        """source [B, S], target_in and target_out [B, T] -> sums over the target tokens"""
+        hidden = self.model(source, target_in)
+        weight = self.model.lm_head.weight
+        return smoothed_loss(hidden, weight, target_out, self.smoothing, self.model.pad_id)
+
+
+class Interrupt:
+    """Remembers SIGINT and SIGTERM until the running update is done; a second signal ends at once.
+
+    Used as a context manager; restores the former handlers.
+    """
+
+    def __init__(self) -> None:
+        self.signal = 0
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._former[number] = signal.signal(number, self._remember)
+            except ValueError:  # not in the main thread: whoever runs us handles signals
+                return self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, former in self._former.items():
+            signal.signal(number, former)
+
+    def _remember(self, number: int, _: FrameType | None) -> None:
+        if self.signal:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.signal = number
+
+
+def epoch_plan(config: RunConfig, dataset: TranslationDataset, epoch: int) -> EpochPlan:
+    """The batches of an epoch (counted from 0) under these settings."""
+    return plan_epoch(
+        config.seed,
+        epoch,
+        dataset.source_lengths,
+        dataset.target_lengths,
+        batch_tokens=config.train.batch_tokens,
+        batch_size=config.train.batch_size,
+        weights=dataset.weights,
+    )
+
+
+class Trainer:
+    """Runs updates on built parts; the files of a run are its caller's affair.
+
+    model: moved to world.device by the caller. `on_validate(progress)` is called on every rank
+    after each `valid_every` updates and at the end, and returns the value that chooses the best
+    checkpoint (higher is better); `on_save(progress, improved)` writes a checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Transformer,
+        dataset: TranslationDataset,
+        world: World,
+        log: RunLog,
+        *,
+        on_validate: Callable[[Progress], float],
+        on_save: Callable[[Progress, bool], None],
+    ) -> None:
+        self.config, self.model, self.world, self.log = config, model, world, log
+        self.dataset = dataset
+        self.on_validate, self.on_save = on_validate, on_save
+        self.progress = Progress()
+        self.optimizer = build_optimizer(model, config.optim)
+        self.dtype = compute_type(config.train.precision, world.device)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.dtype == torch.float16)
+        step: nn.Module = StepModule(model, config.optim.label_smoothing)
+        if world.size > 1:
+            step = DistributedDataParallel(step, gradient_as_bucket_view=True)
+        self.step = step
+        self.interrupt = Interrupt()
+        self._sums: list[Tensor] = []
+        self._clock = time.monotonic()
+
+    # ---- state -------------------------------------------------------------------------------
+
+    def state(self) -> TrainState:
+        """What a checkpoint must hold to go on exactly from here, besides the weights."""
+        tensors = {}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"{name}:{key}"] = value
+        values = {"progress": asdict(self.progress), "scaler": self.scaler.state_dict()}
+        return TrainState(tensors=tensors, values=values)
+
+    def restore(self, state: TrainState) -> None:
+        """Go on from a saved state; the weights are loaded by the caller."""
+        self.progress = Progress.from_dict(state.values["progress"])
+        self.scaler.load_state_dict(state.values["scaler"])
+        parameters = dict(self.model.named_parameters())
+        for key, value in state.tensors.items():
+            name, _, part = key.rpartition(":")
+            parameter = parameters[name]
+            # AdamW keeps its step counters where its kernels want them, not with the moments.
+            capturable = part == "step" and parameter.device.type == "cpu"
+            device = torch.device("cpu") if capturable else parameter.device
+            self.optimizer.state[parameter][part] = value.to(device)
+
+    # ---- loop --------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """Train until a limit, early stopping or a signal; returns the reason.
+
+        Raises TrainingError when the gradient stays not finite.
+        """
+        self._clock = time.monotonic()
+        total = self.config.train.max_steps
+        self.model.train()
+        with (
+            self.interrupt,
+            self.log.progress(total, initial=self.progress.update) as self._bar,
+        ):
+            reason = self._validate_if_due() or self._limit()
+            while not reason:
+                reason = self._epoch()
+            if reason not in ("SIGINT", "SIGTERM") and self._unvalidated():
+                reason = self._validate() or reason
+        return reason
+
+    def _epoch(self) -> str:
+        """Train to the end of the epoch; returns the reason to stop or an empty string."""
+        progress, world = self.progress, self.world
+        sampler = TokenBatchSampler(
+            partial(epoch_plan, self.config, self.dataset), rank=world.rank, world=world.size
+        )
+        sampler.set_position(progress.epoch, progress.batches)
+        plan = sampler.plan
+        if progress.batches == 0:
+            self._log_epoch(plan)
+        loader = batch_loader(
+            self.dataset,
+            sampler,
+            workers=self.config.data.workers,
+            pin_memory=world.device.type == "cuda",
+        )
+        for group in self._groups(iter(loader)):
+            taken = min(len(plan) - progress.batches, len(group) * world.size)
+            end = progress.batches + taken
+            self._update(group, int(plan.target_tokens[progress.batches : end].sum()))
+            progress.batches = end
+            if end == len(plan):
+                progress.epoch, progress.batches = progress.epoch + 1, 0
+            reason = self._validate_if_due() or self._limit()
+            if reason:
+                return reason
+        return ""
+
+    def _groups(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
+        """This rank's batches of one update after the other."""
+        group: list[Batch] = []
+        for batch in batches:
+            group.append(batch)
+            if len(group) == self.config.train.accumulate:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    def _log_epoch(self, plan: EpochPlan) -> None:
+        self.log.event(
+            "epoch",
+            epoch=self.progress.epoch,
+            step=self.progress.update + 1,  # its first update: a resumed run writes it again
+            batches=len(plan),
+            source_tokens=int(plan.source_tokens.sum()),
+            target_tokens=int(plan.target_tokens.sum()),
+            padding=round(plan.padding, 4),
+        )
+
+    def _limit(self) -> str:
+        train, progress = self.config.train, self.progress
+        stop = self._stop_signal()
+        if stop:
+            self.on_save(progress, False)
+            return stop
+        if train.max_steps is not None and progress.update >= train.max_steps:
+            return "max_steps"
+        if train.max_epochs is not None and progress.epoch >= train.max_epochs:
+            return "max_epochs"
+        limit = train.max_seconds
+        if limit is not None and self.world.any(progress.seconds >= limit):
+            return "max_time"
+        if train.patience is not None and progress.bad_validations >= train.patience:
+            return "patience"
+        return ""
+
+    def _stop_signal(self) -> str:
+        """Name of the signal that any rank received, or an empty string."""
+        if not self.world.any(bool(self.interrupt.signal)):
+            return ""
+        return signal.Signals(self.interrupt.signal or signal.SIGTERM).name
+
+    # ---- one update --------------------------------------------------------------------------
+
+    def _update(self, group: list[Batch], divisor: int) -> None:
+        """Forward and backward over this rank's micro-batches, then one step of the optimiser."""
+        progress, config = self.progress, self.config
+        update = progress.update + 1
+        for index, batch in enumerate(group):
+            # The number of the micro-batch among all ranks': so one process repeats what two do.
+            micro = index * self.world.size + self.world.rank
+            self.model.dropout_keys.set(config.seed, update, micro, 0)
+            self._backward(batch, divisor, last=index == len(group) - 1)
+        self.scaler.unscale_(self.optimizer)
+        norm = gradient_norm(self.model.parameters())
+        rate = learning_rate(update, config.optim, config.train.max_steps)
+        finite = math.isfinite(norm.item())
+        if finite:
+            if config.optim.clip_norm is not None:
+                clip_gradients(self.model.parameters(), norm, config.optim.clip_norm)
+            set_learning_rate(self.optimizer, rate)
+            self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        progress.update = update
+        self._account(group, norm.item(), rate, finite)
+
+    def _backward(self, batch: Batch, divisor: int, last: bool) -> None:
+        on_device = batch.to(self.world.device)
+        keep_local: AbstractContextManager[None] = nullcontext()
+        if not last and isinstance(self.step, DistributedDataParallel):
+            keep_local = self.step.no_sync()
+        with keep_local:
+            with autocast(self.world.device, self.dtype):
+                sums = self.step(on_device.source, on_device.target_in, on_device.target_out)
+            # DistributedDataParallel averages over ranks; the divisor already counts all of them.
+            loss = sums.smoothed * (self.world.size / divisor)
+            self.scaler.scale(loss).backward()
+        self._sums.append(torch.stack((sums.smoothed.detach(), sums.nll, sums.correct)))
+
+    def _account(self, group: list[Batch], norm: float, rate: float, finite: bool) -> None:
+        """Add the update to the log window; write a record when it is due."""
+        progress = self.progress
+        window = progress.window
+        if finite:
+            smoothed, nll, correct = torch.stack(self._sums).double().sum(0).tolist()
+            window.smoothed += smoothed
+            window.nll += nll
+            window.correct += correct
+            window.target_tokens += sum(batch.target_tokens for batch in group)
+            window.source_tokens += sum(batch.source_tokens for batch in group)
+            window.updates += 1
+            window.norm += norm
+            progress.bad_updates = 0
+        else:
+            self._left_out(group)
+        self._sums = []
+        now = time.monotonic()
+        progress.seconds += now - self._clock
+        window.seconds += now - self._clock
+        self._clock = now
+        if progress.update % self.config.train.log_every == 0:
+            self._log_window(rate)
+
+    def _left_out(self, group: list[Batch]) -> None:
+        """Count an update whose gradient was not finite; too many in a row end the run."""
+        progress = self.progress
+        progress.bad_updates += 1
+        progress.left_out += 1
+        if self.dtype == torch.float16 and progress.bad_updates < MAX_BAD_UPDATES:
+            return  # the loss scaler looks for its scale this way
+        lines = self.dataset.pair_numbers[[i for batch in group for i in batch.indices]].tolist()
+        self.log.event("left_out", step=progress.update, pairs=lines)
+        shown = ", ".join(map(str, lines[:8]))
+        self.log.say(
+            f"warning: the gradient of update {progress.update} is not finite; "
+            f"it was left out (training pairs {shown}{', ...' if len(lines) > 8 else ''})"
+        )
+        if progress.bad_updates >= MAX_BAD_UPDATES:
+            raise TrainingError(
+                f"training diverged: {progress.bad_updates} updates in a row, up to update "
+                f"{progress.update}, had a gradient that is not finite. The last checkpoint is "
+                "intact; lower optim.lr or lengthen optim.warmup_steps and begin with --fresh."
+            )
+
+    def _log_window(self, rate: float) -> None:
+        progress, window = self.progress, self.progress.window
+        progress.window = Window()
+        names = ("smoothed", "nll", "correct", "target_tokens", "source_tokens")
+        sums = self.world.sum([getattr(window, name) for name in names])
+        smoothed, nll, correct, targets, sources = sums
+        if targets == 0:
+            return
+        speed = targets / window.seconds if window.seconds > 0 else 0.0
+        self.log.event(
+            "train",
+            step=progress.update,
+            epoch=progress.epoch,
+            loss=smoothed / targets,
+            nll=nll / targets,
+            accuracy=correct / targets,
+            lr=rate,
+            grad_norm=window.norm / max(1, window.updates),
+            target_tokens=int(targets),
+            source_tokens=int(sources),
+            left_out=progress.left_out,
+            tokens_per_second=round(speed, 1),
+            seconds=round(progress.seconds, 2),
+        )
+        self._bar.update(
+            progress.update,
+            loss=f"{smoothed / targets:.3f}",
+            lr=f"{rate:.2e}",
+            tok_s=f"{speed:.0f}",
+        )
+
+    # ---- validation --------------------------------------------------------------------------
+
+    def _unvalidated(self) -> bool:
+        return self.progress.validated < self.progress.update
+
+    def _validate_if_due(self) -> str:
+        due = self.progress.update % self.config.train.valid_every == 0
+        return self._validate() if due and self._unvalidated() else ""
+
+    def _validate(self) -> str:
+        """Validate, keep the books of the best, save; returns a reason to stop or nothing."""
+        progress = self.progress
+        with self._evaluating():
+            value = self.on_validate(progress)
+        stop = self._stop_signal()
+        if stop:  # the value may be half a validation's: resuming validates this update again
+            self.on_save(progress, False)
+            return stop
+        progress.validated = progress.update
+        # NaN compares false: it is never the best.
+        improved = value > (-math.inf if progress.best is None else progress.best)
+        if improved:
+            progress.best, progress.best_update, progress.bad_validations = (
+                value,
+                progress.update,
+                0,
+            )
+        else:
+            progress.bad_validations += 1
+        self.on_save(progress, improved)
+        return ""
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode, and a training clock that stands still."""
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.model.train()
+            self._clock = time.monotonic()

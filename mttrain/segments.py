@@ -1,0 +1,141 @@
+"""Source lines as rows of batches: numbered, cut, split at sentence ends, sorted into batches.
+
+Lengths are in subwords with EOS unless said otherwise. A cut line keeps its EOS: a model that has
+only seen whole sentences would go on looking for the end.
+
+Shapes: B rows of a batch, S longest of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mttrain.errors import DataError
+from mttrain.searchstep import SearchOptions
+from mttrain.tokenizer import EOS_ID, PAD_ID, Tokenizer
+
+DEFAULT_BATCH_TOKENS = 4096
+DEFAULT_WINDOW = 2048  # lines
+
+# A sentence ends after . ! ? … and closing quotes or brackets before white space, and after the
+# Chinese and Japanese signs, which no space follows.
+_SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'»”’)\]]*\s+|[。！？]+[」』”’）]*\s*")
+
+
+@dataclass(frozen=True)
+class TranslateOptions(SearchOptions):
+    """How to search, as `SearchOptions`, and how to batch."""
+
+    batch_tokens: int | None = None  # padded source tokens of a batch; None = 4096
+    batch_size: int | None = None  # sentences of a batch, instead
+    window: int | None = None  # lines read ahead and sorted; None = 2048, or 1 for batch_size 1
+    max_source_length: int | None = None  # subwords, EOS included; None = the model's, or 1000
+    split_long: bool = False  # translate lines above the training length sentence by sentence
+
+    def _rules(self) -> list[tuple[bool, str]]:
+        both = self.batch_tokens is not None and self.batch_size is not None
+        counts = ("batch_tokens", "batch_size", "window")
+        least = self.max_source_length is not None and self.max_source_length < 2
+        return [
+            *super()._rules(),
+            (both, "give batch_tokens or batch_size, not both"),
+            (least, f"max_source_length is {self.max_source_length}; it must be 2 or more"),
+            *(
+                (value is not None and value < 1, f"{name} is {value}; it must be 1 or more")
+                for name, value in ((name, getattr(self, name)) for name in counts)
+            ),
+        ]
+
+    def lines_ahead(self) -> int:
+        """Lines of one window."""
+        if self.window is not None:
+            return self.window
+        if self.batch_size is None:
+            return DEFAULT_WINDOW
+        return 1 if self.batch_size == 1 else max(DEFAULT_WINDOW, 8 * self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One input line and what its translation must begin with."""
+
+    number: int  # from 1
+    text: str
+    prefix: str
+
+
+def numbered_lines(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[Line]:
+    """Number the lines from 1 and give each its prefix."""
+    if prefixes is None:
+        for number, text in enumerate(lines, 1):
+            yield Line(number, text, "")
+        return
+    number, others = 0, iter(prefixes)
+    for number, text in enumerate(lines, 1):
+        prefix = next(others, None)
+        if prefix is None:
+            raise DataError(
+                f"There are only {number - 1} prefixes for {number} or more source lines; give one "
+                "line per source line, blank for none."
+            )
+        yield Line(number, text, prefix)
+    if next(others, None) is not None:
+        raise DataError(
+            f"There are {number} source lines but more prefixes; give one line per source line."
+        )
+
+
+def cut_ids(ids: Sequence[int], limit: int | None) -> tuple[list[int], bool]:
+    """The ids with EOS, cut to exactly `limit` with EOS last; and whether they were cut."""
+    if limit is not None and len(ids) + 1 > limit:
+        return [*ids[: limit - 1], EOS_ID], True
+    return [*ids, EOS_ID], False
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Integer tensor [B, longest], filled up with padding."""
+    width = max(map(len, rows))
+    filled = [[*row, *[PAD_ID] * (width - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=torch.int64, device=device)
+
+
+def batches(
+    order: Sequence[int], lengths: Sequence[int], options: TranslateOptions
+) -> Iterator[list[int]]:
+    """Cut `order`, which goes from long to short, into batches; one that is too long is alone."""
+    batch: list[int] = []
+    budget = options.batch_tokens or DEFAULT_BATCH_TOKENS
+    for index in order:
+        rows = options.batch_size or max(1, budget // lengths[batch[0] if batch else index])
+        if len(batch) >= rows:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def split_sentences(text: str, tokenizer: Tokenizer, longest: int) -> list[list[int]]:
+    """Ids of the parts of a text that end at sentence ends, as few parts as hold `longest` each.
+
+    A sentence that is longer stays whole; then so does its part.
+    """
+    ends = [match.end() for match in _SENTENCE_END.finditer(text)]
+    edges = sorted({0, len(text), *ends})
+    sentences = [text[a:b] for a, b in itertools.pairwise(edges)]
+    counts = [len(ids) for ids in tokenizer.encode_batch(sentences)]
+    parts, length = [""], 0
+    for sentence, count in zip(sentences, counts, strict=True):
+        if length and length + count > longest:
+            parts.append("")
+            length = 0
+        parts[-1] += sentence
+        length += count
+    kept = [part.strip() for part in parts if part.strip()]
+    return tokenizer.encode_batch(kept if len(kept) > 1 else [text])

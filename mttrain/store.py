@@ -1,0 +1,355 @@
+"""Encoded parallel text on disk: subwords in flat files that are memory-mapped.
+
+`open_store` reads the text files once, skips the pairs that a rule refuses (counting them, with
+line numbers), and writes the subwords of the rest into one flat file per side, 2 bytes for each (4
+when the vocabulary has more than 65,536 entries), and where each pair begins. The files carry a key
+made of the path, size and modification time of the text files, of the tokenizers and of the rules:
+while that is unchanged the next start only maps them. It reads them once for their SHA-256, about a
+second per 500 MB, so that a damaged store is made again and never trained on. Writing takes memory
+for one block of pairs, whatever the size of the corpus, and goes at the speed of the tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mttrain.config import CorpusConfig
+from mttrain.corpus import (
+    Pair,
+    atomic_write_text,
+    file_key,
+    file_sha256,
+    read_pairs,
+    sync_directory,
+)
+from mttrain.errors import DataError
+from mttrain.tokenizer import EOS_ID, Tokenizer
+
+Split = Literal["train", "valid", "test"]
+Refuse = Callable[[Pair, int, int], str | None]
+"""Why a pair with these subword counts (EOS included) is skipped, or None when it is kept."""
+
+SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
+
+_FORMAT = 1  # a store of another format is made anew
+_BLOCK = 4096  # pairs encoded at a time
+_SHOWN_LINES = 5  # line numbers kept for each reason to skip
+_ABANDONED = 24 * 3600  # seconds after which the folder of a killed encoder is removed
+_PARTS = ("source.tokens", "source.offsets", "target.tokens", "target.offsets", "lines")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedCorpus:
+    """A store on disk: `index_path` is its JSON, `index` the content of that, checked.
+
+    `weights` has one number per corpus: how many times an epoch holds its pairs.
+    """
+
+    index_path: Path
+    index: dict[str, Any]
+    weights: tuple[float, ...]
+    reused: bool
+
+    def __len__(self) -> int:
+        return int(sum(corpus["pairs"] for corpus in self.index["corpora"]))
+
+    def part(self, name: str) -> Path:
+        """Path of one of the files beside the index."""
+        return _part_path(self.index_path, name)
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """How many pairs each rule refused."""
+        return {reason: seen["count"] for reason, seen in self.index["skipped"].items()}
+
+    def report(self) -> dict[str, Any]:
+        """For the log: pairs read, kept and skipped, with the first lines of each reason."""
+        return {
+            "split": self.index["split"],
+            "lines": sum(corpus["lines"] for corpus in self.index["corpora"]),
+            "pairs": len(self),
+            "skipped": self.index["skipped"],
+            "corpora": self.index["corpora"],
+            "reused": self.reused,
+        }
+
+    def text(self) -> str:
+        """The same in one line for the console."""
+        lines = sum(corpus["lines"] for corpus in self.index["corpora"])
+        line = f"{SPLIT_NAMES[self.index['split']]}: {len(self)} of {lines} pairs"
+        return f"{line}; skipped {_describe(self.index)}" if self.skipped else line
+
+
+def open_store(
+    corpora: Sequence[CorpusConfig],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    split: Split,
+    directory: Path,
+    *,
+    rules: dict[str, object],
+    refuse: Refuse,
+    progress: Callable[[int], None] | None = None,
+) -> EncodedCorpus:
+    """Open the store of these corpora in `directory`, making it first if there is none that fits.
+
+    `rules` describes `refuse` in plain values: it belongs to the key. `progress` is called with the
+    number of pairs read so far. DataError: files missing, not UTF-8, out of step or changed
+    meanwhile; no pair left; disk full.
+    """
+    identity = _identity(corpora, tokenizers, split, rules)
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    index_path = directory / f"{split}-{key[:16]}.json"
+    weights = tuple(corpus.weight for corpus in corpora)
+    index = _read_index(index_path, key)
+    if index is not None:
+        return EncodedCorpus(index_path, index, weights, reused=True)
+    with _write_aside(directory, index_path) as folder:
+        index = {"format": _FORMAT, "key": key, "split": split, "rules": rules}
+        index |= _encode(folder, corpora, tokenizers, refuse, progress)
+        if not sum(corpus["pairs"] for corpus in index["corpora"]):
+            raise DataError(_nothing_left(index))
+        for corpus, config in zip(index["corpora"], corpora, strict=True):
+            corpus["sha256"] = [file_sha256(config.source), file_sha256(config.target)]
+        if _identity(corpora, tokenizers, split, rules) != identity:
+            raise DataError(f"The {SPLIT_NAMES[split]} files changed while they were read.")
+        index["files"] = {name: _fingerprint(folder / name) for name in _PARTS}
+        for name in _PARTS:
+            os.replace(folder / name, _part_path(index_path, name))
+        atomic_write_text(index_path, json.dumps(index, indent=1) + "\n")
+    return EncodedCorpus(index_path, index, weights, reused=False)
+
+
+def _identity(
+    corpora: Sequence[CorpusConfig],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    split: Split,
+    rules: dict[str, object],
+) -> dict[str, object]:
+    """Everything the content of a store depends on."""
+    return {
+        "format": _FORMAT,
+        "split": split,
+        "corpora": [[file_key(corpus.source), file_key(corpus.target)] for corpus in corpora],
+        "tokenizers": [tokenizer.hash for tokenizer in tokenizers],
+        "rules": rules,
+    }
+
+
+# ---- writing the store ------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Side:
+    """The growing token file of one side and the offsets of its pairs."""
+
+    tokens: IO[bytes]
+    offsets: IO[bytes]
+    dtype: str
+    total: int = 0
+
+    def append(self, rows: Sequence[Sequence[int]]) -> None:
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)) + 1
+        ends = self.total + np.cumsum(lengths)
+        flat = np.full(int(lengths.sum()), EOS_ID, dtype=self.dtype)
+        inside = np.ones(len(flat), dtype=np.bool_)
+        inside[ends - self.total - 1] = False  # where each row's EOS stays
+        flat[inside] = np.fromiter(itertools.chain.from_iterable(rows), dtype=self.dtype)
+        self.tokens.write(flat.tobytes())
+        self.offsets.write(ends.tobytes())
+        self.total = int(ends[-1])
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What was read, kept and skipped, as it goes into the index."""
+
+    corpora: list[dict[str, Any]] = field(default_factory=list)
+    skipped: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def begin(self, corpus: CorpusConfig) -> None:
+        names = [os.fspath(corpus.source), os.fspath(corpus.target)]
+        self.corpora.append({"files": names, "lines": 0, "pairs": 0})
+
+    def skip(self, reason: str, line: int) -> None:
+        seen = self.skipped.setdefault(reason, {"count": 0, "first": []})
+        seen["count"] += 1
+        if len(seen["first"]) < _SHOWN_LINES:
+            seen["first"].append([len(self.corpora) - 1, line])
+
+
+def _encode(
+    folder: Path,
+    corpora: Sequence[CorpusConfig],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    refuse: Refuse,
+    progress: Callable[[int], None] | None,
+) -> dict[str, Any]:
+    """Write the parts of the store into `folder` and return what the index says about them."""
+    dtypes = ["uint16" if tokenizer.size <= 1 << 16 else "uint32" for tokenizer in tokenizers]
+    tally, done = _Tally(), 0
+    with _open_parts(folder) as parts:
+        sides = [_Side(parts[0], parts[1], dtypes[0]), _Side(parts[2], parts[3], dtypes[1])]
+        for side in sides:
+            side.offsets.write(np.zeros(1, dtype=np.int64).tobytes())
+        for corpus in corpora:
+            tally.begin(corpus)
+            for block in _blocks(read_pairs(corpus.source, corpus.target)):
+                kept = _encode_block(block, tokenizers, refuse, tally)
+                if kept:
+                    lines, *rows = zip(*kept, strict=True)
+                    parts[4].write(np.array(lines, dtype=np.int64).tobytes())
+                    for side, ids in zip(sides, rows, strict=True):
+                        side.append(ids)
+                done += len(block)
+                if progress is not None:
+                    progress(done)
+    return {
+        "corpora": tally.corpora,
+        "skipped": tally.skipped,
+        "dtypes": {"source": dtypes[0], "target": dtypes[1]},
+        "vocab": [tokenizer.size for tokenizer in tokenizers],
+    }
+
+
+def _encode_block(
+    block: Sequence[Pair],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    refuse: Refuse,
+    tally: _Tally,
+) -> list[tuple[int, list[int], list[int]]]:
+    """The pairs of the block that are not refused: line number, source ids, target ids (no EOS)."""
+    sources = tokenizers[0].encode_batch([pair.source for pair in block])
+    targets = tokenizers[1].encode_batch([pair.target for pair in block])
+    kept = []
+    for pair, source, target in zip(block, sources, targets, strict=True):
+        reason = refuse(pair, len(source) + 1, len(target) + 1)
+        if reason is None:
+            kept.append((pair.line, source, target))
+        else:
+            tally.skip(reason, pair.line)
+    tally.corpora[-1]["lines"] += len(block)
+    tally.corpora[-1]["pairs"] += len(kept)
+    return kept
+
+
+def _blocks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
+    while block := list(itertools.islice(pairs, _BLOCK)):
+        yield block
+
+
+@contextmanager
+def _open_parts(folder: Path) -> Iterator[list[IO[bytes]]]:
+    """The parts of a store, open for writing; flushed to the disk at the end."""
+    parts: list[IO[bytes]] = []
+    try:
+        for name in _PARTS:
+            parts.append((folder / name).open("wb"))
+        yield parts
+        for part in parts:
+            part.flush()
+            os.fsync(part.fileno())
+    finally:
+        for part in parts:
+            part.close()
+
+
+@contextmanager
+def _write_aside(directory: Path, index_path: Path) -> Iterator[Path]:
+    """A temporary folder in `directory`, gone afterwards; the system's refusals as one sentence."""
+    folder = None
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in directory.glob(".tmp-*"):  # left by a process that was killed
+            if time.time() - old.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(old, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".tmp-{index_path.stem}-", dir=directory))
+        yield folder
+        sync_directory(directory)
+    except OSError as error:
+        raise DataError(f"{directory}: cannot write the encoded text there: {error}.") from None
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# ---- reading the store ------------------------------------------------------------------------
+
+
+def _part_path(index_path: Path, name: str) -> Path:
+    return index_path.with_name(f"{index_path.stem}.{name}")
+
+
+def _fingerprint(path: Path) -> list[int | str]:
+    return [path.stat().st_size, file_sha256(path)]
+
+
+def _read_index(index_path: Path, key: str) -> dict[str, Any] | None:
+    """The index of a complete store with this key, or None when it has to be made (again)."""
+    try:
+        index = json.loads(index_path.read_bytes())
+        if index["format"] != _FORMAT or index["key"] != key:
+            return None
+        for name in _PARTS:
+            if _fingerprint(_part_path(index_path, name)) != index["files"][name]:
+                return None
+    except (OSError, DataError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    assert isinstance(index, dict)
+    return index
+
+
+def map_array(path: Path, dtype: str) -> NDArray[Any]:
+    """The file as a read-only array; slices of the plain type cost less than those of a memmap."""
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+
+
+# ---- messages ---------------------------------------------------------------------------------
+
+
+def _describe(index: dict[str, Any]) -> str:
+    """ "3 blank (lines 3, 5, 9), 1 too long (line 4)" """
+    return ", ".join(
+        f"{seen['count']} {reason.replace('_', ' ')} ({_where(seen['first'], index['corpora'])})"
+        for reason, seen in index["skipped"].items()
+    )
+
+
+def _where(first: list[list[int]], corpora: list[dict[str, Any]]) -> str:
+    """ "line 3", or with several corpora "lines 3, 5 of a.en; line 7 of b.en" """
+    places = []
+    for number, group in itertools.groupby(first, key=lambda place: place[0]):
+        lines = [str(line) for _, line in group]
+        word = "line" if len(lines) == 1 else "lines"
+        place = f"{word} {', '.join(lines)}"
+        one = len(corpora) == 1
+        places.append(place if one else f"{place} of {corpora[number]['files'][0]}")
+    return "; ".join(places)
+
+
+def _nothing_left(index: dict[str, Any]) -> str:
+    files = ", ".join(" and ".join(corpus["files"]) for corpus in index["corpora"])
+    name = SPLIT_NAMES[index["split"]]
+    if not index["skipped"]:
+        return f"No {name} pairs: {files} are empty; give files with text."
+    return (
+        f"No {name} pair is left of {files}: skipped {_describe(index)}. "
+        f"Correct the files, or the rules under data: {_rules_text(index['rules'])}."
+    )
+
+
+def _rules_text(rules: dict[str, object]) -> str:
+    return ", ".join(f"{name} is {value}" for name, value in rules.items())

@@ -1,0 +1,421 @@
+"""Text to text: lines in, as many lines out, in their order, whatever the batches were.
+
+Lines are read in windows, encoded, sorted by length so that batches hold little padding, searched,
+and put back in order. Blank lines never reach the model. A line with more subwords than the limit
+is cut (EOS kept) and marked; `split_long` translates long lines sentence by sentence instead.
+Several models with the same tokenizers form an ensemble that averages probabilities.
+
+Price: a window is in memory at a time and its first line comes out with its last; a batch size of
+1 makes the window one line, for typing at it. Forced scoring costs one forward pass.
+
+Shapes: B sentences, S source length, T target length, N target tokens of a batch, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mttrain.checkpoint import ModelBundle, load_model
+from mttrain.corpus import one_line
+from mttrain.distributed import autocast, choose_device, compute_type
+from mttrain.errors import CheckpointError, ConfigError
+from mttrain.model import DecoderState, Transformer
+from mttrain.search import EnsembleStepper, Hypothesis, Stepper, search
+from mttrain.segments import (
+    DEFAULT_BATCH_TOKENS,
+    Line,
+    TranslateOptions,
+    batches,
+    cut_ids,
+    numbered_lines,
+    padded,
+    split_sentences,
+)
+from mttrain.tokenizer import BOS_ID, EOS_ID, PAD_ID
+from mttrain.translations import (
+    Summary,
+    TranslatedHypothesis,
+    Translation,
+    has_loop,
+    output_lines,
+)
+
+__all__ = [
+    "ForcedScore",
+    "ModelStepper",
+    "Summary",
+    "TranslateOptions",
+    "TranslatedHypothesis",
+    "Translation",
+    "Translator",
+    "output_lines",
+]
+
+DEFAULT_MAX_SOURCE = 1000  # subwords, EOS included
+_LOGITS = 1 << 22  # numbers per block of logits in forced scoring: 16 MB of float32
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedScore:
+    """Log-probability of a given translation: natural log, summed over `tokens`, EOS included."""
+
+    sum: float
+    tokens: int
+    cut: bool = False  # source or target was longer than the model's limit
+
+    @property
+    def per_token(self) -> float:
+        """Mean log-probability of a token."""
+        return self.sum / self.tokens
+
+
+class ModelStepper:
+    """A Transformer as the search wants it: float32 log-probabilities, whatever its precision."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model = model
+        self.vocab_size = model.lm_head.out_features
+
+    def start(self, src: Tensor) -> DecoderState:
+        """src [B, S] -> the state before the first token"""
+        return self.model.start(src)
+
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """tokens [R] -> log-probabilities of the next ones [R, V], and the new state"""
+        logits, state = self.model.step(tokens, state)
+        return F.log_softmax(logits, dim=-1, dtype=torch.float32), state
+
+    def reorder(self, state: DecoderState, rows: Tensor) -> DecoderState:
+        """The state with rows [R] of the old one."""
+        return state.reorder(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What one search row translates: a line, or one of the parts of a long line."""
+
+    place: int  # index in the window
+    key: int  # of random draws
+    ids: list[int]  # EOS included
+    prefix: list[int]
+    cut: bool
+
+
+class Translator:
+    """One model, or an ensemble, that turns lines into lines and scores given pairs."""
+
+    def __init__(
+        self,
+        bundles: ModelBundle | Sequence[ModelBundle],
+        device: str | torch.device | None = None,
+        precision: str = "auto",
+    ) -> None:
+        """Use built models; `device` None leaves them where they are.
+
+        CheckpointError when the members of an ensemble have other tokenizers.
+        """
+        self.bundles = [bundles] if isinstance(bundles, ModelBundle) else list(bundles)
+        assert self.bundles, "a translator needs a model"
+        _check_ensemble(self.bundles)
+        first = self.bundles[0]
+        self.source_tokenizer = first.source_tokenizer
+        self.target_tokenizer = first.target_tokenizer
+        self.models = [bundle.model for bundle in self.bundles]
+        if device is None:
+            self.device = next(first.model.parameters()).device
+        else:
+            self.device = choose_device(device) if isinstance(device, str) else device
+            for model in self.models:
+                model.to(self.device)
+        self.dtype = compute_type(precision, self.device)
+
+    @classmethod
+    def load(
+        cls,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        device: str = "auto",
+        precision: str = "auto",
+        threads: int | None = None,
+    ) -> Translator:
+        """Load a run directory or checkpoint, or several as an ensemble; threads: of the CPU."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        chosen = choose_device(device)
+        names = [paths] if isinstance(paths, str | Path) else list(paths)
+        return cls([load_model(name, chosen) for name in names], chosen, precision)
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest source and output in tokens that every member can hold; None = any."""
+        limits = [m.max_positions for m in self.models if m.max_positions is not None]
+        return min(limits, default=None)
+
+    def translate(
+        self,
+        lines: Iterable[str],
+        options: TranslateOptions | None = None,
+        prefixes: Iterable[str] | None = None,
+    ) -> list[str]:
+        """The best translation of each line; see `translate_lines`."""
+        return [found.text for found in self.translate_lines(lines, options, prefixes)]
+
+    def translate_lines(
+        self,
+        lines: Iterable[str],
+        options: TranslateOptions | None = None,
+        prefixes: Iterable[str] | None = None,
+    ) -> Iterator[Translation]:
+        """Yield one `Translation` per line, in order, window by window.
+
+        prefixes: per line, what its translation must begin with (white space at its end is
+        dropped: the next token brings its own). DataError when there are not as many as lines.
+        """
+        options = self._completed(options or TranslateOptions())
+        queue = numbered_lines(lines, prefixes)
+        while window := list(itertools.islice(queue, options.lines_ahead())):
+            yield from self._window(window, options)
+
+    def _completed(self, options: TranslateOptions) -> TranslateOptions:
+        """The options with this model's symbols; ids that hold a line end are forbidden."""
+        forbidden = {*options.forbidden, PAD_ID, BOS_ID, *self.target_tokenizer.newline_ids}
+        limit = options.max_source_length or self.max_positions or DEFAULT_MAX_SOURCE
+        if self.max_positions is not None and limit > self.max_positions:
+            raise ConfigError(
+                f"max_source_length is {limit}, but the model has {self.max_positions} positions."
+            )
+        return replace(
+            options,
+            forbidden=tuple(sorted(forbidden)),
+            max_source_length=limit,
+            pad=PAD_ID,
+            bos=BOS_ID,
+            eos=EOS_ID,
+        )
+
+    # ---- one window ---------------------------------------------------------------------------
+
+    def _window(self, window: list[Line], options: TranslateOptions) -> list[Translation]:
+        units = self._units(window, options)
+        found: list[list[list[Hypothesis]]] = [[] for _ in window]
+        cut = {unit.place for unit in units if unit.cut}
+        order = sorted(range(len(units)), key=lambda i: -len(units[i].ids))
+        results: list[list[Hypothesis]] = [[] for _ in units]
+        with self._ready():
+            for batch in batches(order, [len(unit.ids) for unit in units], options):
+                answers = self._search([units[i] for i in batch], options)
+                for i, hypotheses in zip(batch, answers, strict=True):
+                    results[i] = hypotheses
+        for unit, hypotheses in zip(units, results, strict=True):
+            found[unit.place].append(hypotheses)
+        return [
+            self._translation(line, parts, place in cut, options)
+            for place, (line, parts) in enumerate(zip(window, found, strict=True))
+        ]
+
+    def _units(self, window: list[Line], options: TranslateOptions) -> list[_Unit]:
+        """What is to be searched: nothing for a blank line, several parts for a split one."""
+        places = [place for place, line in enumerate(window) if line.text.strip()]
+        encoded = self.source_tokenizer.encode_batch([window[place].text for place in places])
+        longest = self._training_length() - 1 if options.split_long else math.inf
+        units = []
+        for place, ids in zip(places, encoded, strict=True):
+            line = window[place]
+            parts = [ids]
+            if len(ids) > longest:
+                parts = split_sentences(line.text, self.source_tokenizer, int(longest))
+            prefix = self.target_tokenizer.encode(line.prefix.rstrip()) if line.prefix else []
+            for number, part in enumerate(parts):
+                kept, shorter = cut_ids(part, options.max_source_length)
+                key = line.number + (number << 40)  # parts of a line draw their own numbers
+                units.append(_Unit(place, key, kept, prefix if number == 0 else [], shorter))
+        return units
+
+    def _training_length(self) -> int:
+        """Subwords, EOS included, of the longest sentences that all members were trained on."""
+        lengths = [bundle.meta.get("max_length") for bundle in self.bundles]
+        return min((n for n in lengths if isinstance(n, int)), default=DEFAULT_MAX_SOURCE)
+
+    def _search(self, units: list[_Unit], options: TranslateOptions) -> list[list[Hypothesis]]:
+        """The hypotheses of each unit; a batch too large for the device is halved."""
+        try:
+            src = padded([unit.ids for unit in units], self.device)
+            return search(
+                self._stepper(),
+                src,
+                options,
+                lengths=[len(unit.ids) - 1 for unit in units],
+                prefixes=[unit.prefix for unit in units],
+                limit=self.max_positions,
+                line_ids=[unit.key for unit in units],
+            )
+        except torch.OutOfMemoryError:
+            if len(units) == 1:
+                raise
+        # Outside the handler, whose traceback would keep the tensors alive.
+        half = len(units) // 2
+        return self._search(units[:half], options) + self._search(units[half:], options)
+
+    def _stepper(self) -> Stepper[DecoderState] | EnsembleStepper:
+        steppers = [ModelStepper(model) for model in self.models]
+        return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Models in evaluation mode (restored afterwards), no gradients, the wanted precision."""
+        with ExitStack() as stack:
+            for model in self.models:
+                stack.callback(model.train, model.training)
+                model.eval()
+            # Not inference_mode: a position table that grows in here is used in training later.
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(autocast(self.device, self.dtype))
+            yield
+
+    # ---- ids to text --------------------------------------------------------------------------
+
+    def _translation(
+        self,
+        line: Line,
+        parts: list[list[Hypothesis]],
+        cut: bool,
+        options: TranslateOptions,
+    ) -> Translation:
+        if not parts:
+            nothing = TranslatedHypothesis("", 0.0, 0.0, True, ())
+            return Translation(line.number, line.text, (nothing,), blank=True)
+        if len(parts) == 1:
+            found = [self._text(hypothesis) for hypothesis in parts[0]]
+        else:
+            found = self._joined(parts, options)
+        return Translation(
+            line.number,
+            line.text,
+            tuple(found),
+            source_cut=cut,
+            hit_limit=not found[0].finished,
+            looped=has_loop(found[0].tokens),
+            pieces=len(parts),
+        )
+
+    def _text(self, hypothesis: Hypothesis) -> TranslatedHypothesis:
+        text = one_line(self.target_tokenizer.decode(hypothesis.tokens))
+        return TranslatedHypothesis(
+            text, hypothesis.score, hypothesis.ranked, hypothesis.finished, hypothesis.tokens
+        )
+
+    def _joined(
+        self, parts: list[list[Hypothesis]], options: TranslateOptions
+    ) -> list[TranslatedHypothesis]:
+        """The best of all parts as one output, then the second best, as far as all parts go."""
+        language = str(self.bundles[0].meta.get("target_lang", ""))
+        space = "" if language.startswith(("zh", "ja")) else " "
+        joined = []
+        for row in zip(*parts, strict=False):  # the shortest n-best list ends it
+            texts = [self._text(hypothesis) for hypothesis in row]
+            score = sum(h.score for h in row)
+            length = sum(len(h.tokens) + h.finished for h in row)
+            joined.append(
+                TranslatedHypothesis(
+                    space.join(t.text.strip() for t in texts),
+                    score,
+                    options.ranked(score, length, finished=False),
+                    all(h.finished for h in row),
+                    tuple(itertools.chain.from_iterable(h.tokens for h in row)),
+                )
+            )
+        return joined
+
+    # ---- forced scoring -----------------------------------------------------------------------
+
+    def score(
+        self, pairs: Iterable[tuple[str, str]], *, batch_tokens: int = DEFAULT_BATCH_TOKENS
+    ) -> list[ForcedScore]:
+        """Log-probability of each target given its source, EOS included, in their order.
+
+        batch_tokens bounds rows x longest of each side. What is longer than the model's limit is
+        cut and marked.
+        """
+        sources, targets = [], []
+        for source, target in pairs:
+            sources.append(source)
+            targets.append(target)
+        limit = self.max_positions or DEFAULT_MAX_SOURCE
+        left = [cut_ids(ids, limit) for ids in self.source_tokenizer.encode_batch(sources)]
+        right = [
+            cut_ids(ids, self.max_positions) for ids in self.target_tokenizer.encode_batch(targets)
+        ]
+        items = [(s, t) for (s, _), (t, _) in zip(left, right, strict=True)]
+        sums = self.score_ids(items, batch_tokens=batch_tokens)
+        return [
+            ForcedScore(total, len(t), a or b)
+            for total, (_, a), (t, b) in zip(sums, left, right, strict=True)
+        ]
+
+    def score_ids(
+        self,
+        items: Sequence[tuple[Sequence[int], Sequence[int]]],
+        *,
+        batch_tokens: int = DEFAULT_BATCH_TOKENS,
+    ) -> list[float]:
+        """Log-probability of each (source ids with EOS, target ids), for `score` and for tests.
+
+        A target that does not end with EOS is scored as it stands, like an output that was cut.
+        """
+        longest = [max(len(source), len(target)) for source, target in items]
+        order = sorted(range(len(items)), key=lambda i: -longest[i])
+        sums = [0.0] * len(items)
+        options = TranslateOptions(batch_tokens=batch_tokens)
+        with self._ready():
+            for batch in batches(order, longest, options):
+                totals = self._forced([items[i] for i in batch]).tolist()
+                for i, total in zip(batch, totals, strict=True):
+                    sums[i] = total
+        return sums
+
+    def _forced(self, items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tensor:
+        """Sums of log-probabilities [B]."""
+        src = padded([source for source, _ in items], self.device)
+        out = padded([target for _, target in items], self.device)  # [B, T]
+        begin = out.new_full((len(items), 1), BOS_ID)
+        real = torch.arange(out.shape[1], device=self.device) < torch.tensor(
+            [len(target) for _, target in items], device=self.device
+        ).unsqueeze(1)
+        tgt_in = torch.cat([begin, out[:, :-1]], 1).masked_fill(~real, PAD_ID)
+        each = [_picked(model, model(src, tgt_in)[real], out[real]) for model in self.models]
+        picked = torch.stack(each).logsumexp(0) - math.log(len(each))  # [N]
+        totals = torch.zeros(out.shape, device=self.device)
+        totals[real] = picked
+        return totals.sum(1)
+
+
+def _picked(model: Transformer, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probabilities [N] of tokens [N] from hidden [N, D], a block of logits at a time."""
+    rows = max(1, _LOGITS // model.lm_head.out_features)
+    blocks = []
+    for start in range(0, len(tokens), rows):
+        logits = model.project(hidden[start : start + rows])
+        log_probs = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+        blocks.append(log_probs.gather(1, tokens[start : start + rows, None])[:, 0])
+    return torch.cat(blocks)
+
+
+def _check_ensemble(bundles: Sequence[ModelBundle]) -> None:
+    first = bundles[0]
+    for other in bundles[1:]:
+        for side in ("source", "target"):
+            mine, its = (getattr(b, f"{side}_tokenizer").hash for b in (first, other))
+            if mine != its:
+                raise CheckpointError(
+                    f"{other.path} and {first.path} have different {side} tokenizers; an ensemble "
+                    "needs models that were trained with the same one."
+                )

@@ -1,0 +1,125 @@
+"""Validation: likelihood of the reference, and BLEU and chrF of translations of the raw text.
+
+Translations are made by the very code of `mttrain translate` and scored against the untouched
+reference lines, so a figure in the training log is what `translate` and `eval` give for that
+checkpoint with the same beam and length penalty. Under several processes each rank takes every
+W-th line and batch, and the sums are exact.
+
+Price: one forward pass over the validation pairs and one search; with beam 1 the search costs about
+as much as a few dozen updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mttrain.batching import TokenBatchSampler, plan_epoch
+from mttrain.checkpoint import ModelBundle, Tokenizers
+from mttrain.config import RunConfig
+from mttrain.dataset import TranslationDataset, batch_loader
+from mttrain.distributed import World, autocast, compute_type
+from mttrain.loss import smoothed_loss
+from mttrain.metrics import Score, score_corpus
+from mttrain.model import Transformer
+from mttrain.translator import TranslateOptions, Translator
+
+VALID_BATCH_TOKENS = 4096  # padded tokens of a side in a validation batch; no gradients are kept
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Mean negative log-likelihood in nats per target token (EOS counts), and the share of tokens
+    that were the most likely ones."""
+
+    nll: float
+    accuracy: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nll); infinite rather than an overflow error when the loss is huge."""
+        try:
+            return math.exp(self.nll)
+        except OverflowError:
+            return math.inf
+
+
+def likelihood(
+    model: Transformer, dataset: TranslationDataset, config: RunConfig, world: World
+) -> Likelihood:
+    """Over all pairs of the set, whatever the batches and the number of ranks."""
+
+    plan = plan_epoch(
+        0, 0, dataset.source_lengths, dataset.target_lengths, batch_tokens=VALID_BATCH_TOKENS
+    )
+    sampler = TokenBatchSampler(lambda _: plan, rank=world.rank, world=world.size)
+    dtype = compute_type(config.train.precision, world.device)
+    total = torch.zeros(2, dtype=torch.float64)
+    tokens = 0
+    with torch.no_grad(), autocast(world.device, dtype):
+        for batch in batch_loader(dataset, sampler):
+            moved = batch.to(world.device)
+            hidden = model(moved.source, moved.target_in)
+            sums = smoothed_loss(hidden, model.lm_head.weight, moved.target_out, 0.0, model.pad_id)
+            total += torch.stack((sums.nll, sums.correct)).double().cpu()
+            tokens += sums.tokens
+    nll, correct, count = world.sum([*total.tolist(), tokens])
+    return Likelihood(nll / count, correct / count, int(count))
+
+
+class Validator:
+    """Translates and scores one raw text with whatever model it is handed."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        tokenizers: Tokenizers,
+        sources: Sequence[str],
+        references: Sequence[str],
+        world: World,
+    ) -> None:
+        self.config, self.tokenizers, self.world = config, tokenizers, world
+        self.sources, self.references = list(sources), list(references)
+
+    def translate(
+        self, model: Transformer, beam: int, stop: Callable[[], bool] = lambda: False
+    ) -> list[str]:
+        """One output per source line. `stop` may cut the work short when there is one process; the
+        lines left are empty then."""
+        translator = Translator(
+            [self._bundle(model)],
+            device=self.world.device,
+            precision=self.config.train.precision,
+        )
+        decode = self.config.decode
+        options = TranslateOptions(
+            beam=beam, length_penalty=decode.length_penalty, max_length=decode.max_length
+        )
+        size, rank = self.world.size, self.world.rank
+        texts: list[str] = []
+        for translation in translator.translate_lines(self.sources[rank::size], options):
+            texts.append(translation.text)
+            if size == 1 and stop():
+                return texts + [""] * (len(self.sources) - len(texts))
+        parts = self.world.gather_texts(texts)
+        return [parts[i % size][i // size] for i in range(len(self.sources))]
+
+    def _bundle(self, model: Transformer) -> ModelBundle:
+        data = self.config.data
+        meta = {
+            "source_lang": data.source_lang,
+            "target_lang": data.target_lang,
+            "max_length": data.max_length,
+        }
+        return ModelBundle(model, *self.tokenizers, meta, Path(self.config.run_dir))
+
+    def score(self, texts: Sequence[str], metrics: Sequence[str] = ("bleu", "chrf")) -> list[Score]:
+        """Against the raw references, with the BLEU tokenizer of the target language."""
+        return score_corpus(
+            texts, [self.references], lang=self.config.data.target_lang, metrics=tuple(metrics)
+        )

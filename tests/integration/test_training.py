@@ -1,0 +1,429 @@
+"""Training through its front door: learning, exactness, resuming, limits."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mttrain.checkpoint import load_model, read_index
+from mttrain.config import RunConfig
+from mttrain.errors import ConfigError, DataError, TrainingError
+from mttrain.runlog import read_log
+from mttrain.trainer import TrainResult, train
+from mttrain.translator import TranslateOptions, Translator
+from tests.integration.training_help import random_sentences, tiny_config, write_pairs
+
+
+def copy_data(folder: Path, count: int = 60) -> dict[str, Any]:
+    lines = random_sentences(count, seed=3)
+    valid = random_sentences(10, seed=4)
+    return {
+        "train": write_pairs(folder, "train", [(line, line) for line in lines]),
+        "valid": write_pairs(folder, "valid", [(line, line) for line in valid]),
+    }
+
+
+def weights(run_dir: str | Path, step: int) -> dict[str, torch.Tensor]:
+    model = load_model(Path(run_dir) / "checkpoints" / f"step-{step:08d}").model
+    return dict(model.named_parameters())
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
+
+
+def records(run_dir: str | Path, kind: str) -> list[dict[str, Any]]:
+    """Records without the fields that a clock makes."""
+    clock = {"time", "seconds", "tokens_per_second"}
+    return [
+        {key: value for key, value in record.items() if key not in clock}
+        for record in read_log(Path(run_dir) / "log.jsonl")
+        if record["kind"] == kind
+    ]
+
+
+# ---- learning ----------------------------------------------------------------------------------
+
+
+def learned(folder: Path, pairs: list[tuple[str, str]], **sections: dict[str, Any]) -> list[str]:
+    """Train on the pairs, with the first 20 as validation, and translate those."""
+    data = {
+        "train": write_pairs(folder, "train", pairs),
+        "valid": write_pairs(folder, "valid", pairs[:20]),
+    }
+    config = tiny_config(folder, data, **sections)
+    result = train(config)
+    translator = Translator.load(result.run_dir)
+    return translator.translate([source for source, _ in pairs[:20]], TranslateOptions(beam=1))
+
+
+def test_twenty_pairs_are_overfitted_to_exact_output(tmp_path: Path) -> None:
+    """A model that cannot learn twenty pairs by heart has a broken mask, loss or decoder."""
+    sources = list(dict.fromkeys(random_sentences(40, seed=1, shortest=3)))[:20]
+    targets = random_sentences(20, seed=2, shortest=3)
+    outputs = learned(
+        tmp_path,
+        list(zip(sources, targets, strict=True)),
+        model={"d_model": 64, "dropout": 0.0},
+        optim={"lr": 5e-3, "warmup_steps": 20, "label_smoothing": 0.0},
+        train={"max_steps": 250, "valid_every": 250, "batch_tokens": 1000},
+    )
+    assert outputs == targets
+
+
+@pytest.mark.parametrize("task", ["copy", "reverse"])
+def test_copy_and_reversal_are_learned(tmp_path: Path, task: str) -> None:
+    """Unseen sequences: the model must use positions and cross-attention, not its memory."""
+    seed = int.from_bytes(task.encode()) % 1000
+    lines = list(dict.fromkeys(random_sentences(2000, seed, shortest=2, longest=5)))
+    turn = (lambda text: " ".join(reversed(text.split()))) if task == "reverse" else str
+    pairs = [(line, turn(line)) for line in lines]
+    data = {
+        "train": write_pairs(tmp_path, "train", pairs[60:]),
+        "valid": write_pairs(tmp_path, "valid", pairs[:60]),
+    }
+    config = tiny_config(
+        tmp_path,
+        data,
+        model={"d_model": 64, "d_ff": 128, "dropout": 0.0, "encoder_layers": 2,
+               "decoder_layers": 2},
+        optim={"lr": 3e-3, "warmup_steps": 50, "label_smoothing": 0.0},
+        train={"max_steps": 700, "valid_every": 350, "batch_tokens": 800},
+    )  # fmt: skip
+    result = train(config)
+    last = records(result.run_dir, "valid")[-1]
+    assert last["bleu"] > 97 and last["perplexity"] < 1.05
+
+
+# ---- exactness ---------------------------------------------------------------------------------
+
+
+def trained(folder: Path, data: dict[str, Any], **sections: dict[str, Any]) -> TrainResult:
+    return train(tiny_config(folder, data, **sections))
+
+
+def test_same_seed_same_run_other_seed_another(tmp_path: Path) -> None:
+    """R19: some generator left unseeded; and seed 0 must not mean "unset"."""
+    data = copy_data(tmp_path)
+    runs = {}
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        config = tiny_config(tmp_path / name, data).model_copy(update={"seed": seed})
+        torch.rand(7)  # whatever the global generator did before must not matter
+        runs[name] = train(config).run_dir
+    assert same(weights(runs["a"], 12), weights(runs["b"], 12))
+    assert records(runs["a"], "train") == records(runs["b"], "train")
+    assert not same(weights(runs["a"], 12), weights(runs["c"], 12))
+
+
+def test_accumulation_averages_tokens_not_batches(tmp_path: Path) -> None:
+    """M09: one batch of all pairs against groups of small, uneven batches of the same pairs."""
+    lines = random_sentences(12, seed=8, longest=30)
+    data = {
+        "train": write_pairs(tmp_path, "train", [(line, line) for line in lines]),
+        "valid": write_pairs(tmp_path, "valid", [(line, line) for line in lines[:3]]),
+    }
+    common = {"model": {"dropout": 0.0}, "optim": {"label_smoothing": 0.1}}
+    train_settings = {"max_steps": 1, "valid_every": 1, "batch_tokens": None}
+    whole = trained(
+        tmp_path / "whole", data, train={**train_settings, "batch_size": 12}, **common
+    )
+    parts = trained(
+        tmp_path / "parts", data, train={**train_settings, "batch_size": 2, "accumulate": 6},
+        **common,
+    )  # fmt: skip
+    first, second = (records(run.run_dir, "train")[0] for run in (whole, parts))
+    for key in ("loss", "nll", "grad_norm"):
+        assert first[key] == pytest.approx(second[key], rel=1e-5)
+    assert first["target_tokens"] == second["target_tokens"]
+
+
+def test_leftover_group_is_an_update_of_its_own(tmp_path: Path) -> None:
+    """M10, D06: seven batches in groups of four make two updates an epoch, and no pair is lost."""
+    data = copy_data(tmp_path, count=14)
+    run = trained(
+        tmp_path, data,
+        train={"batch_tokens": None, "batch_size": 2, "accumulate": 4, "max_steps": None,
+               "max_epochs": 2, "valid_every": 100},
+    )  # fmt: skip
+    updates = records(run.run_dir, "train")
+    assert [u["epoch"] for u in updates] == [0, 0, 1, 1]
+    epochs = records(run.run_dir, "epoch")
+    assert [e["batches"] for e in epochs] == [7, 7]
+    tokens = [u["target_tokens"] for u in updates]
+    assert tokens[0] + tokens[1] == tokens[2] + tokens[3] == epochs[0]["target_tokens"]
+
+
+def test_corpus_smaller_than_a_group_still_trains(tmp_path: Path) -> None:
+    """D06: three pairs with accumulate 8 are one update an epoch, not none."""
+    run = trained(
+        tmp_path, copy_data(tmp_path, count=3),
+        train={"accumulate": 8, "max_steps": None, "max_epochs": 2, "valid_every": 100},
+    )  # fmt: skip
+    assert len(records(run.run_dir, "train")) == 2
+
+
+def test_schedule_counts_updates(tmp_path: Path) -> None:
+    """R03: with accumulation the schedule must not run accumulate times too fast."""
+    run = trained(
+        tmp_path, copy_data(tmp_path),
+        optim={"lr": 1e-3, "warmup_steps": 10}, train={"accumulate": 4, "max_steps": 10},
+    )  # fmt: skip
+    rates = [record["lr"] for record in records(run.run_dir, "train")]
+    assert rates == pytest.approx([1e-4 * step for step in range(1, 11)])
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_validation_loss_does_not_depend_on_batches(
+    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M08, D06: loss and perplexity per real token, all pairs counted, whatever the batches."""
+    import mttrain.validation as validation
+
+    results = []
+    for name, tokens in (("reference", 10_000), ("other", 8 * size)):
+        monkeypatch.setattr(validation, "VALID_BATCH_TOKENS", tokens)
+        run = trained(tmp_path / name, copy_data(tmp_path), train={"max_steps": 2})
+        results.append(records(run.run_dir, "valid")[-1])
+    assert results[0]["target_tokens"] == results[1]["target_tokens"]
+    assert results[0]["nll"] == pytest.approx(results[1]["nll"], rel=1e-6)
+
+
+# ---- resuming ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [4, 6, 7])
+def test_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, stop: int) -> None:
+    """D08, R02, R14, R26: data order, schedule, optimiser, dropout and log go on to the bit."""
+    data = copy_data(tmp_path)
+    whole = trained(tmp_path / "whole", data)
+    config = tiny_config(tmp_path / "cut", data)
+    part = config.model_copy(
+        update={"train": config.train.model_copy(update={"max_steps": stop})}
+    )
+    train(part)
+    resumed = train(config)
+    assert same(weights(whole.run_dir, 12), weights(resumed.run_dir, 12))
+    assert records(whole.run_dir, "train") == records(resumed.run_dir, "train")
+    assert records(whole.run_dir, "epoch") == records(resumed.run_dir, "epoch")
+
+
+def test_loader_workers_change_nothing(tmp_path: Path) -> None:
+    """D10: every worker must not read everything, nor bring another order."""
+    data = copy_data(tmp_path)
+    plain = trained(tmp_path / "plain", data)
+    workers = trained(tmp_path / "workers", {**data, "workers": 2})
+    assert same(weights(plain.run_dir, 12), weights(workers.run_dir, 12))
+
+
+def test_finished_run_says_so_and_touches_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R22: a finished run that is started again must not write a duplicate checkpoint."""
+    config = tiny_config(tmp_path, copy_data(tmp_path))
+    first = train(config)
+    before = snapshot(first.run_dir)
+    capsys.readouterr()
+    again = train(config)
+    assert "is finished" in capsys.readouterr().err
+    assert again.reason == "max_steps" and again.exit_code == 0
+    assert snapshot(first.run_dir) == before
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_structural_change_is_refused_and_allowed_change_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R16, R13: changed keys must be neither ignored nor mixed into an older run."""
+    data = copy_data(tmp_path)
+    train(tiny_config(tmp_path, data))
+    with pytest.raises(ConfigError, match=r"model\.d_model: 32 -> 64"):
+        train(tiny_config(tmp_path, data, model={"d_model": 64}))
+    capsys.readouterr()
+    train(tiny_config(tmp_path, data, train={"max_steps": 14}))
+    said = capsys.readouterr().err
+    assert "train.max_steps: 12 -> 14" in said and "resuming after update 12" in said
+
+
+def test_fresh_starts_again(tmp_path: Path) -> None:
+    """--fresh removes the run and nothing else that lies in its directory."""
+    config = tiny_config(tmp_path, copy_data(tmp_path))
+    result = train(config)
+    note = result.run_dir / "notes.txt"
+    note.write_text("mine")
+    train(config, fresh=True)
+    assert note.read_text() == "mine"
+    assert len(records(result.run_dir, "begin")) == 1
+
+
+def test_foreign_directory_is_refused(tmp_path: Path) -> None:
+    """R13: a directory with something else in it is never taken over."""
+    config = tiny_config(tmp_path, copy_data(tmp_path))
+    Path(config.run_dir).mkdir()
+    (Path(config.run_dir) / "thesis.tex").write_text("precious")
+    for fresh in (False, True):
+        with pytest.raises(ConfigError, match="not empty"):
+            train(config, fresh=fresh)
+    assert (Path(config.run_dir) / "thesis.tex").read_text() == "precious"
+
+
+def test_changed_text_is_refused(tmp_path: Path) -> None:
+    """Other pairs under the same name would give another plan: no exact resuming."""
+    data = copy_data(tmp_path)
+    train(tiny_config(tmp_path, data))
+    lines = random_sentences(60, seed=77)
+    write_pairs(tmp_path, "train", [(line, line) for line in lines])
+    with pytest.raises(Exception, match="training text has changed"):
+        train(tiny_config(tmp_path, data, train={"max_steps": 14}))
+
+
+# ---- limits, best, average ---------------------------------------------------------------------
+
+
+def test_patience_stops_a_run_that_no_longer_improves(tmp_path: Path) -> None:
+    """Early stopping counts validations without a better best."""
+    run = trained(
+        tmp_path, copy_data(tmp_path),
+        optim={"lr": 1e-9}, train={"valid_every": 1, "patience": 3, "max_steps": 50},
+    )  # fmt: skip
+    assert run.reason == "patience"
+    assert len(records(run.run_dir, "valid")) <= 6
+
+
+def test_time_limit(tmp_path: Path) -> None:
+    """max_time ends a run with a validation and a checkpoint like any other limit."""
+    run = trained(
+        tmp_path, copy_data(tmp_path), train={"max_steps": 100_000, "max_time": "1s"}
+    )
+    assert run.reason == "max_time" and run.best is not None
+    assert records(run.run_dir, "end")[0]["step"] == records(run.run_dir, "valid")[-1]["step"]
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf", "nll"])
+def test_best_follows_the_direction_of_the_metric(tmp_path: Path, metric: str) -> None:
+    """R06: for a loss the lowest wins, for BLEU and chrF the highest."""
+    run = trained(
+        tmp_path, copy_data(tmp_path),
+        train={"valid_every": 2, "best_metric": metric, "max_steps": 12},
+    )  # fmt: skip
+    values = {r["step"]: r[metric] for r in records(run.run_dir, "valid")}
+    choose = min if metric == "nll" else max
+    best = choose(values, key=lambda step: values[step])
+    assert values[int(run.best.removeprefix("step-"))] == values[best]
+    assert read_index(run.run_dir).metric == metric
+
+
+@pytest.mark.parametrize("kind", ["last", "best"])
+def test_average_is_kept_only_when_it_is_better(tmp_path: Path, kind: str) -> None:
+    """The log says both scores, and the best checkpoint is the better of the two."""
+    run = trained(
+        tmp_path, copy_data(tmp_path),
+        train={"valid_every": 2, "average": 3, "keep_last": 3, "average_of": kind,
+               "best_metric": "nll"},
+    )  # fmt: skip
+    record = records(run.run_dir, "average")[0]
+    assert len(record["checkpoints"]) == 3
+    better = record["scores"]["nll"] < record["best_single_scores"]["nll"]
+    assert record["kept"] == better == (run.best == "average")
+    assert (run.run_dir / "checkpoints" / "average").exists() == better
+    for name, value in load_model(run.run_dir).model.named_parameters():
+        assert value.isfinite().all(), name
+
+
+def test_test_set_is_scored_once_at_the_end(tmp_path: Path) -> None:
+    """The closing scores are those of the best checkpoint, with TER and signatures."""
+    data = copy_data(tmp_path)
+    run = trained(tmp_path, {**data, "test": data["valid"]})
+    assert [score.name for score in run.scores] == ["BLEU", "chrF", "TER"]
+    (record,) = records(run.run_dir, "test")
+    assert record["checkpoint"] == run.best and record["beam"] == 2
+
+
+def test_validation_score_is_what_translate_gives(tmp_path: Path) -> None:
+    """E10: BLEU of the log against translating with the saved checkpoint and the same options."""
+    from mttrain.corpus import read_lines
+    from mttrain.metrics import score_corpus
+
+    data = copy_data(tmp_path)
+    run = trained(tmp_path, data, train={"valid_beam": 3, "max_steps": 40, "valid_every": 20})
+    record = records(run.run_dir, "valid")[-1]
+    translator = Translator.load(run.run_dir / "checkpoints" / f"step-{record['step']:08d}")
+    sources = list(read_lines(data["valid"]["source"]))
+    outputs = translator.translate(sources, TranslateOptions(beam=3, length_penalty=1.0))
+    references = list(read_lines(data["valid"]["target"]))
+    scores = score_corpus(outputs, [references], lang="yy", metrics=("bleu", "chrf"))
+    assert record["bleu"] == pytest.approx(scores[0].value, abs=0.01)
+    assert record["chrf"] == pytest.approx(scores[1].value, abs=0.01)
+    assert record["signatures"] == [score.signature for score in scores]
+    assert record["beam"] == 3 and record["length_penalty"] == 1.0
+
+
+# ---- what goes wrong ---------------------------------------------------------------------------
+
+
+def test_divergence_stops_the_run_and_spares_the_checkpoint(tmp_path: Path) -> None:
+    """R01: NaN must be caught before the update, and never be saved or be the best."""
+    data = copy_data(tmp_path)
+    good = train(tiny_config(tmp_path, data))
+    with pytest.raises(TrainingError, match="not finite"):
+        train(
+            tiny_config(
+                tmp_path, data, optim={"lr": 1e30, "clip_norm": None, "schedule": "constant"},
+                train={"max_steps": 100},
+            )  # fmt: skip
+        )
+    assert all(v.isfinite().all() for v in weights(good.run_dir, 12).values())
+    index = read_index(good.run_dir)
+    assert all(math.isfinite(s["nll"]) for s in index.scores.values() if "nll" in s)
+
+
+def test_unequal_line_counts_are_refused_before_training(tmp_path: Path) -> None:
+    """T10: both counts and both names, for training, validation and test pairs."""
+    for split in ("train", "valid", "test"):
+        folder = tmp_path / split
+        data = copy_data(folder)
+        data["test"] = dict(write_pairs(folder, "test", [("ba", "ba"), ("bi", "bi")]))
+        target = Path(data[split]["target"])
+        lines = target.read_text().splitlines(keepends=True)
+        target.write_text("".join(lines[:-1]))
+        with pytest.raises(DataError, match=rf"{len(lines)}.*{len(lines) - 1}") as caught:
+            train(tiny_config(folder, data))
+        assert str(target) in str(caught.value)
+        assert not list(folder.glob("run/checkpoints/*"))
+
+
+def test_half_precision_training(tmp_path: Path) -> None:
+    """M02: bfloat16 and float16 autocast run a few updates with a finite loss."""
+    data = copy_data(tmp_path)
+    for precision in ("bf16", "fp16"):
+        run = trained(
+            tmp_path / precision, data, train={"precision": precision, "max_steps": 4}
+        )
+        assert all(math.isfinite(r["loss"]) for r in records(run.run_dir, "train"))
+
+
+def test_log_is_valid_json_and_config_is_resolved(tmp_path: Path) -> None:
+    """The run directory tells everything: each line of the log parses, the config loads equal."""
+    from mttrain.config import load_config
+
+    config: RunConfig = tiny_config(tmp_path, copy_data(tmp_path))
+    run = train(config)
+    for line in (run.run_dir / "log.jsonl").read_text().splitlines():
+        json.loads(line)
+    assert load_config(run.run_dir / "config.yaml") == config
+    kinds = {record["kind"] for record in read_log(run.run_dir / "log.jsonl")}
+    assert {"corpus", "begin", "epoch", "train", "valid", "best", "end"} <= kinds
+    assert records(run.run_dir, "valid")[0]["samples"]

@@ -1,0 +1,190 @@
+"""The shape of the package, read from its source: layers, sizes, annotations.
+
+A module may import only modules of lower layers, which also rules out import cycles. A new module
+gets its line in `LAYERS`; the reason for each layer is in CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "mttrain"
+MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py")) if path.stem != "__init__"}
+
+# A part that was split off a module stands below it: half a layer where there is no whole one free.
+LAYERS: dict[str, float] = {
+    "errors": 0,
+    "yamlio": 0,
+    "settings": 0.5,  # of config
+    # What stands on the errors alone.
+    "config": 1,
+    "corpus": 1,
+    "distributed": 1,
+    "runlog": 1,
+    "metrics": 1,
+    "dropout": 1,  # of model
+    "searchstep": 1,  # of search
+    # The parts: text to ids, ids to logits, logits to loss, weights to better weights, search.
+    "tokenizer": 2,
+    "model": 2,
+    "loss": 2,
+    "optim": 2,
+    "search": 2,
+    "batching": 2,  # of dataset
+    "rundir": 2,  # of checkpoint
+    # What judges a corpus, what stores it encoded, what stores a model.
+    "check": 3,
+    "store": 3,  # of dataset
+    "checkpoint": 3,
+    "segments": 3,  # of translator
+    "translations": 3,  # of translator
+    # Pairs as batches; text to text; the loop; a whole run.
+    "dataset": 4,
+    "translator": 5,
+    "loop": 5,  # of trainer
+    "runsetup": 5,  # of trainer
+    "validation": 5.5,  # of trainer
+    "trainer": 6,
+    # The command line.
+    "cli_options": 6.25,
+    "cli_decode": 6.5,
+    "cli": 7,
+    "__main__": 8,
+}
+SLOW_TO_IMPORT = {"torch", "pydantic", "tokenizers", "sacrebleu", "numpy", "safetensors", "yaml"}
+
+MAX_FILE_LINES = 450
+MAX_FUNCTION_LINES = 70
+MAX_PACKAGE_LINES = 8000
+MAX_MODULES = 30
+
+each_module = pytest.mark.parametrize("name", sorted(MODULES))
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def tree(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"), filename=str(MODULES[name]))
+
+
+def own_imports(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """The mttrain modules that one import statement names (`mttrain` itself is no module)."""
+    names = [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = ".".join(filter(None, ["mttrain" if node.level else None, node.module]))
+        names = [base, *(f"{base}.{name}" for name in names)]
+    parts = [name.split(".") for name in names]
+    return {part[1] for part in parts if part[0] == "mttrain" and len(part) > 1} & set(MODULES)
+
+
+def all_imports(name: str) -> Iterator[ast.Import | ast.ImportFrom]:
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+
+
+def imports_at_start(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports that run when the module is imported: neither those inside functions nor those
+    for type checkers only."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for other in child.orelse:
+                yield from imports_at_start(other)
+        elif not isinstance(child, Function):
+            yield from imports_at_start(child)
+
+
+def functions(name: str) -> Iterator[Function]:
+    for node in ast.walk(tree(name)):
+        if isinstance(node, Function):
+            yield node
+
+
+def test_every_module_names_its_layer() -> None:
+    """Stops a module from slipping in beside the layers."""
+    assert sorted(MODULES) == sorted(LAYERS)
+    assert len(MODULES) <= MAX_MODULES
+    assert not [path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()]
+
+
+@each_module
+def test_imports_only_lower_layers(name: str) -> None:
+    """Stops upward and sideways imports, inside functions and for type checkers too."""
+    for node in all_imports(name):
+        for other in own_imports(node):
+            assert LAYERS[other] < LAYERS[name], (
+                f"{name} (layer {LAYERS[name]}) imports {other} (layer {LAYERS[other]}), "
+                f"line {node.lineno}"
+            )
+
+
+def test_search_does_not_know_the_model() -> None:
+    """Stops the search from growing model-specific paths: its tests use bare probability tables."""
+    assert "model" not in set().union(*map(own_imports, all_imports("search")))
+
+
+def test_command_line_imports_lazily() -> None:
+    """Stops `mttrain --help` from importing torch: read from the source, through all modules that
+    the command line imports at its start."""
+    pending, seen = ["cli"], set()
+    while pending:
+        name = pending.pop()
+        seen.add(name)
+        for node in imports_at_start(tree(name)):
+            roots = {alias.name.split(".")[0] for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                roots = {(node.module or "").split(".")[0]}
+            heavy = roots & SLOW_TO_IMPORT
+            assert not heavy, f"{name}, line {node.lineno}: {heavy} is imported for --help"
+            pending.extend(own_imports(node) - seen)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """The same, asked of the interpreter."""
+    code = "import sys, mttrain, mttrain.cli; print(*sorted(sys.modules))"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not SLOW_TO_IMPORT & set(answer.stdout.split())
+
+
+@each_module
+def test_file_size(name: str) -> None:
+    lines = len(MODULES[name].read_text(encoding="utf-8").splitlines())
+    assert lines <= MAX_FILE_LINES, f"{name} has {lines} lines: something in it wants its own room"
+
+
+@each_module
+def test_function_size(name: str) -> None:
+    for node in functions(name):
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        assert lines <= MAX_FUNCTION_LINES, f"{name}.{node.name} has {lines} lines"
+
+
+def test_package_size() -> None:
+    """One person reads the package in an afternoon."""
+    total = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES.values())
+    assert total <= MAX_PACKAGE_LINES
+
+
+@each_module
+def test_every_function_is_annotated(name: str) -> None:
+    for node in functions(name):
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        arguments += [a for a in (node.args.vararg, node.args.kwarg) if a is not None]
+        bare = [a.arg for a in arguments if a.annotation is None and a.arg not in ("self", "cls")]
+        assert not bare, f"{name}.{node.name}, line {node.lineno}: no type for {', '.join(bare)}"
+        known = node.returns is not None or node.name == "__init__"  # which can only be None
+        assert known, f"{name}.{node.name}, line {node.lineno}: no return type"
+
+
+@each_module
+def test_module_says_what_it_does(name: str) -> None:
+    assert ast.get_docstring(tree(name)), f"{name} has no docstring"

@@ -1,0 +1,126 @@
+"""The README and the pages of docs/ are test inputs: commands, options, files and names exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+import mttrain
+from mttrain.cli import app
+from mttrain.config import load_config
+
+PROJECT = Path(__file__).resolve().parents[2]
+PAGES = [
+    PROJECT / "README.md",
+    PROJECT / "CONTRIBUTING.md",
+    *sorted((PROJECT / "docs").glob("*.md")),
+]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PATH = re.compile(r"(?<![\w/.-])((?:scripts|configs|docs|tests|data/demo|\.ci)/[\w./-]*\w)")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+
+
+def commands() -> dict[str, Any]:
+    """Name -> command, as the program itself holds them."""
+    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def options(command: Any) -> dict[str, str | None]:
+    """Every spelling of every option of a command, with its help."""
+    found = {}
+    for parameter in command.params:
+        if parameter.param_type_name == "option":
+            found |= dict.fromkeys([*parameter.opts, *parameter.secondary_opts], parameter.help)
+    return found
+
+
+def fences(page: Path, *languages: str) -> Iterator[str]:
+    for language, body in FENCE.findall(page.read_text(encoding="utf-8")):
+        if language in languages:
+            yield body
+
+
+def shell_commands(page: Path) -> Iterator[list[str]]:
+    """The words of every `mttrain ...` in a shell block, split at pipes."""
+    for body in fences(page, "bash", "sh"):
+        for line in body.replace("\\\n", " ").splitlines():
+            for part in line.split(" | "):
+                words = shlex.split(part.strip().removeprefix("$ "), comments=True)
+                while words and "=" in words[0] and not words[0].startswith("-"):
+                    words = words[1:]  # VARIABLE=value before the command
+                if words and words[0].split("/")[-1] == "mttrain":
+                    yield words[1:]
+
+
+@each_page
+def test_commands_and_options_exist(page: Path) -> None:
+    """Stops a renamed option from living on in the documentation."""
+    known = commands()
+    for words in shell_commands(page):
+        if words and words[0] in ("--help", "--version"):
+            continue
+        assert words and words[0] in known, f"{page.name}: mttrain {' '.join(words)}"
+        allowed = {*options(known[words[0]]), "--help"}
+        for word in words[1:]:
+            if word.startswith("--"):
+                assert word.split("=")[0] in allowed, f"{page.name}: mttrain {words[0]} {word}"
+
+
+@each_page
+def test_files_exist(page: Path) -> None:
+    """Stops links and paths to files that were moved."""
+    text = page.read_text(encoding="utf-8")
+    for name in PATH.findall(text):
+        assert (PROJECT / name).exists(), f"{page.name} names {name}"
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@each_page
+def test_python_examples_compile_and_import(page: Path) -> None:
+    """Stops examples with names that the package does not have."""
+    for body in fences(page, "python"):
+        for node in ast.walk(ast.parse(body)):
+            if isinstance(node, ast.ImportFrom) and node.module == "mttrain":
+                for alias in node.names:
+                    assert hasattr(mttrain, alias.name), f"{page.name}: {alias.name}"
+
+
+@each_page
+def test_yaml_examples_load(page: Path, tmp_path: Path) -> None:
+    """Stops the example that everyone copies from being refused."""
+    for body in fences(page, "yaml"):
+        if body.lstrip().startswith("run_dir:"):
+            path = tmp_path / "example.yaml"
+            path.write_text(body, encoding="utf-8")
+            load_config(path)
+
+
+def test_every_command_is_in_the_readme() -> None:
+    text = (PROJECT / "README.md").read_text(encoding="utf-8")
+    for name in commands():
+        assert f"mttrain {name}" in text, name
+
+
+def test_every_option_is_documented_and_has_help() -> None:
+    """Stops options that only their author knows."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for name, command in commands().items():
+        assert command.help, name
+        for option, explanation in options(command).items():
+            assert explanation, f"{name} {option} has no help"
+            assert f"`{option}" in text, f"{name} {option} is in no page"
+
+
+def test_public_names_import() -> None:
+    for name in mttrain.__all__:
+        assert getattr(mttrain, name) is not None

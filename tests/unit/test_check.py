@@ -1,0 +1,237 @@
+"""The rules that filter, and a report whose figures are counted a second time by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mttrain.check import PairRules, check_corpus
+from mttrain.config import CorpusConfig, DataConfig
+from mttrain.corpus import Pair, read_pairs, write_lines
+from mttrain.errors import DataError
+from mttrain.tokenizer import Tokenizer, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Characters are tokens, so that lengths can be counted by eye."""
+    return train_tokenizer(["abc"], vocab_size=260, level="character")
+
+
+def corpus(directory: Path, name: str, pairs: Sequence[tuple[str, str]]) -> CorpusConfig:
+    paths = directory / f"{name}.en", directory / f"{name}.de"
+    for path, lines in zip(paths, zip(*pairs, strict=True), strict=True):
+        write_lines(path, lines)
+    return CorpusConfig(source=str(paths[0]), target=str(paths[1]), weight=1.0)
+
+
+def config(train: list[CorpusConfig], valid: CorpusConfig, **settings: object) -> DataConfig:
+    return DataConfig.model_validate(
+        {"source_lang": "en", "target_lang": "de", "train": train, "valid": valid, **settings}
+    )
+
+
+# ---- rules ------------------------------------------------------------------------------------
+
+
+def test_length_counts_the_end_of_sentence() -> None:
+    """D01: the check measured words, or forgot EOS, and longer rows reached the model."""
+    rules = PairRules(max_length=10)
+    assert rules.reason(10, 10) is None
+    assert rules.reason(11, 2) == rules.reason(2, 11) == "too_long"
+
+
+def test_blank_pairs_are_no_pairs() -> None:
+    """T12: a model that sees empty targets learns to give empty output."""
+    rules = PairRules(max_length=10)
+    assert rules.reason(1, 5) == rules.reason(5, 1) == rules.reason(1, 1) == "blank"
+    assert rules.reason(3, 3, Pair(1, " \u3000", "a")) == "blank"
+    assert rules.reason(3, 3, Pair(1, "a", "\t ")) == "blank"
+    assert rules.reason(3, 3, Pair(1, "a", "b")) is None
+
+
+def test_ratio_counts_subwords_without_the_end() -> None:
+    """With EOS counted, pairs of one and three words pass a limit of two."""
+    rules = PairRules(max_length=100, max_ratio=2.0)
+    assert rules.reason(11, 21) is rules.reason(21, 11) is None
+    assert rules.reason(2, 4) == rules.reason(4, 2) == "ratio"
+    assert PairRules(max_length=100).reason(2, 100) is None
+
+
+def test_duplicates_are_pairs_not_sides() -> None:
+    """Two translations of one sentence are not a repetition; only kept pairs are remembered."""
+    rules = PairRules(max_length=10, drop_duplicates=True)
+    pairs = [("a", "b"), ("a", "c"), ("a", "b"), ("ab", ""), ("a", "b ")]
+    reasons = [
+        rules.reason(len(source) + 1, len(target) + 1, Pair(number, source, target))
+        for number, (source, target) in enumerate(pairs, 1)
+    ]
+    assert reasons == [None, None, "duplicate", "blank", None]
+    twice = PairRules(max_length=10)
+    assert twice.reason(2, 2, Pair(1, "a", "b")) is twice.reason(2, 2, Pair(2, "a", "b")) is None
+
+
+# ---- report -----------------------------------------------------------------------------------
+
+
+def test_counts_per_reason(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """T12, D01: most of a corpus was gone and nothing said so."""
+    pairs = [(f"abc{n}", f"cba{n}") for n in range(20)]
+    pairs[2] = ("", "a")
+    pairs[4] = ("a", "")
+    pairs[8] = ("", "")
+    pairs[10] = ("a" * 10, "b" * 10)
+    pairs[11] = ("a" * 9, "b" * 4)
+    pairs[12] = pairs[13]
+    valid = corpus(tmp_path, "valid", [("abc0", "x"), ("new", "y"), ("z" * 10, "z")])
+    data = config(
+        [corpus(tmp_path, "train", pairs)],
+        valid,
+        max_length=10,
+        max_ratio=2.0,
+        drop_duplicates=True,
+    )
+    report = check_corpus(data, (tokenizer, tokenizer))
+    train, validation = report.splits
+    assert train.skipped == {"blank": 3, "duplicate": 1, "ratio": 1, "too_long": 1}
+    assert (train.pairs, train.kept, train.duplicates) == (20, 14, 1)
+    assert validation.skipped == {"too_long": 1} and validation.overlap == 1
+    text = report.text()
+    assert "training: 14 of 20 pairs are used" in text
+    assert "3 blank on one side or both" in text
+    assert "1 too long (more than 10 subwords on a side)" in text
+    assert "1 too unequal (one side more than 2.0 times the other)" in text
+    assert "30 % of the training pairs are skipped" in text
+    assert "1 of 3 validation source lines are also in the training corpus" in text
+
+
+def test_everything_too_long_is_told_not_hidden(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """D01: a limit of 10 on sentences of 20 and more left nothing to train on."""
+    pairs = [("a" * n, "b" * n) for n in range(20, 51)]
+    one = corpus(tmp_path, "train", pairs)
+    report = check_corpus(config([one], one, max_length=10), (tokenizer, tokenizer))
+    assert report.splits[0].kept == 0
+    assert "training: 0 of 31 pairs" in report.text()
+    assert "100 % of the training pairs are skipped" in report.text()
+    assert "51 all." in report.text()
+
+
+def test_percentiles_by_hand(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """How to choose max_length: the figure for 99 % must keep 99 % of the pairs, EOS included."""
+    lengths = list(range(1, 201))
+    random.Random(1).shuffle(lengths)
+    pairs = [("a" * n, "b" * (n // 2 + 1)) for n in lengths]
+    one = corpus(tmp_path, "train", [*pairs, ("", "")])
+    report = check_corpus(config([one], one), (tokenizer, tokenizer))
+    found = report.splits[0].lengths
+    assert found["source characters"] == [100, 180, 190, 198, 200]
+    assert found["source subwords"] == [101, 181, 191, 199, 201]
+    assert found["target characters"] == [51, 91, 96, 100, 101]
+    assert found["longer side subwords"] == [101, 181, 191, 199, 201]
+    assert "199 would keep 99 % of the training pairs, 201 all." in report.text()
+    limited = check_corpus(config([one], one, max_length=199), (tokenizer, tokenizer)).splits[0]
+    assert limited.kept == 198
+    assert limited.lengths == found  # skipped pairs count: the limit is what is to be chosen
+
+
+def test_characters_and_subwords_of_unicode(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Characters are Unicode characters; unknown ones cost their bytes."""
+    one = corpus(tmp_path, "train", [("你好", "é")])
+    report = check_corpus(config([one], one), (tokenizer, tokenizer))
+    assert report.splits[0].lengths["source characters"][0] == 2
+    assert report.splits[0].lengths["source subwords"][0] == 7
+    assert report.splits[0].lengths["target subwords"][0] == 3
+
+
+def test_copies_repetitions_and_overlap(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A test set inside the training corpus gives scores that mean nothing."""
+    train = corpus(tmp_path, "train", [("a", "a"), ("b", "x"), ("b", "x"), ("b", "y"), ("", "")])
+    second = corpus(tmp_path, "more", [("b", "x"), ("c", "z")])
+    valid = corpus(tmp_path, "valid", [("b", "other"), ("b", "b"), ("new", "n")])
+    test = corpus(tmp_path, "test", [("c", "z")])
+    report = check_corpus(config([train, second], valid, test=test), (tokenizer, tokenizer))
+    one, two, three = report.splits
+    assert (one.pairs, one.duplicates, one.identical, one.overlap) == (7, 2, 1, 0)
+    assert (two.overlap, two.identical, two.duplicates) == (2, 1, 0)
+    assert (three.split, three.overlap) == ("test", 1)
+    assert "14.3 % of the training pairs have the same text on both sides" in report.text()
+    assert [len(split.files) for split in report.splits] == [2, 1, 1]
+
+
+def test_report_is_json_with_warnings(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """The log holds the same figures as the screen."""
+    train = corpus(tmp_path, "train", [("a", "b")])
+    valid = corpus(tmp_path, "valid", [("c", "d")])
+    report = check_corpus(config([train], valid), (tokenizer, tokenizer))
+    plain = json.loads(json.dumps(report.to_dict()))
+    assert plain["splits"][0]["kept"] == 1 and plain["warnings"] == report.warnings() == []
+    assert plain["percentiles"] == [50, 90, 95, 99, 100]
+    assert "warning" not in report.text()
+
+
+def test_broken_corpora_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """T10, D16: files out of step, or empty, are found before any update."""
+    good = corpus(tmp_path, "good", [("a", "b")] * 3)
+    short = corpus(tmp_path, "short", [("a", "b")] * 3)
+    write_lines(short.target, ["b"] * 2)
+    for data in (config([short], good), config([good, short], good), config([good], short)):
+        with pytest.raises(DataError, match=r"short\.en has 3 lines but .*short\.de has 2"):
+            check_corpus(data, (tokenizer, tokenizer))
+    empty = corpus(tmp_path, "empty", [("a", "b")])
+    write_lines(empty.source, [])
+    write_lines(empty.target, [])
+    for data in (config([good, empty], good), config([good], empty)):
+        with pytest.raises(DataError, match=r"empty\.en and .*empty\.de are empty"):
+            check_corpus(data, (tokenizer, tokenizer))
+
+
+def test_tens_of_thousands_of_pairs_in_seconds(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A check that takes longer than a short training run would be switched off."""
+    pairs = [(f"source number {n}", f"Ziel Nummer {n}") for n in range(8000)]
+    one = corpus(tmp_path, "train", pairs)
+    Path(one.source).write_bytes(gzip.compress(Path(one.source).read_bytes(), 1))
+    seen: list[int] = []
+    start = time.process_time()
+    report = check_corpus(config([one], one), (tokenizer, tokenizer), progress=seen.append)
+    assert time.process_time() - start < 20
+    assert seen == [4096, 8000] and report.splits[0].kept == 8000
+    assert report.splits[1].overlap == 8000
+
+
+def test_report_and_filter_agree(tmp_path: Path) -> None:
+    """D01: what the report counts must be what training leaves out, rule by rule."""
+    draw = random.Random(5)
+    words = ["ab", "cde", "f", "g", "hij"]
+    pairs = [
+        (" ".join(draw.choices(words, k=draw.randint(0, 12))),) * 2
+        if draw.random() < 0.1
+        else tuple(" ".join(draw.choices(words, k=draw.randint(0, 12))) for _ in "st")
+        for _ in range(400)
+    ]
+    one = corpus(tmp_path, "train", [(pair[0], pair[1]) for pair in pairs])
+    learned = train_tokenizer([pair[0] for pair in pairs], vocab_size=280)
+    settings = {"max_length": 11, "max_ratio": 1.5, "drop_duplicates": True}
+    report = check_corpus(config([one], one, **settings), (learned, learned))
+    counts: dict[str, int] = {}
+    seen: set[tuple[str, str]] = set()
+    for pair in read_pairs(one.source, one.target):
+        lengths = len(learned.encode(pair.source)), len(learned.encode(pair.target))
+        if min(lengths) == 0:
+            reason = "blank"
+        elif max(lengths) + 1 > 11:
+            reason = "too_long"
+        elif max(lengths) / min(lengths) > 1.5:
+            reason = "ratio"
+        elif (pair.source, pair.target) in seen:
+            reason = "duplicate"
+        else:
+            seen.add((pair.source, pair.target))
+            continue
+        counts[reason] = counts.get(reason, 0) + 1
+    assert len(counts) == 4 and report.splits[0].skipped == dict(sorted(counts.items()))
