@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,14 @@ from mttrain.config import RunConfig
 from mttrain.dataset import TranslationDataset, encode_corpus, load_raw
 from mttrain.distributed import World, close_world, init_world
 from mttrain.errors import CheckpointError
-from mttrain.loop import Progress, Trainer, epoch_plan
+from mttrain.loop import Trainer, epoch_plan
 from mttrain.metrics import Score
 from mttrain.model import Transformer
+from mttrain.progress import Progress
 from mttrain.rundir import LOWER_IS_BETTER
 from mttrain.runlog import RunLog, read_log
 from mttrain.runsetup import prepare_run_dir, tokenizers_of_run
-from mttrain.validation import Likelihood, Validator, likelihood
+from mttrain.validation import Validator
 
 LOG = "log.jsonl"
 AVERAGE = "average"
@@ -100,6 +101,7 @@ class Run:
         self.run_dir = Path(config.run_dir)
         self.scores: dict[str, float] = {}
         self.metric = config.train.best_metric
+        self._sign = -1.0 if self.metric in LOWER_IS_BETTER else 1.0
 
     def run(self) -> TrainResult:
         """Build, resume, train, end."""
@@ -171,7 +173,7 @@ class Run:
             self._encode()
         self.world.barrier()
         self.dataset, self.valid_set = self._encode()
-        self.validator = Validator(self.config, self.tokenizers, *self.valid_text, self.world)
+        self.validator = Validator(self.config, self.tokenizers, self.valid_text, self.world)
 
     def _encode(self) -> tuple[TranslationDataset, TranslationDataset]:
         directory = Path(self.config.data.cache_dir or self.run_dir / "data")
@@ -204,7 +206,7 @@ class Run:
             return
         bundle = load_model(folder, self.world.device)
         self._check_same_text(bundle.meta, folder)
-        self.model.load_state_dict(bundle.model.state_dict())
+        self._load_weights(dict(bundle.model.named_parameters()))
         self.trainer.restore(load_train_state(folder))
         progress = self.trainer.progress
         if self.world.is_main:
@@ -239,51 +241,26 @@ class Run:
     def _validate(self, progress: Progress) -> float:
         """Scores of the running model; returns what chooses the best, higher is better."""
         train = self.config.train
-        scored = self._evaluate(self.model, train.valid_beam, self._interrupted)
+        found = self.validator.evaluate(
+            self.model, self.valid_set, train.valid_beam, self._interrupted
+        )
         if self._interrupted():
             return math.nan
-        self.scores = scored.values
+        self.scores = found.values
         self.log.event(
             "valid",
             step=progress.update,
             epoch=progress.epoch,
-            **self.scores,
-            perplexity=scored.likelihood.perplexity,
-            accuracy=scored.likelihood.accuracy,
-            target_tokens=scored.likelihood.tokens,
             beam=train.valid_beam,
             length_penalty=self.config.decode.length_penalty,
-            signatures=[score.signature for score in scored.scores],
-            samples=self._samples(scored.texts),
+            **found.record(),
+            samples=self.validator.samples(found.texts, train.valid_samples),
         )
-        self._say(
-            f"update {progress.update}: {_plain(self.scores)} ppl "
-            f"{scored.likelihood.perplexity:.2f}"
-        )
-        value = self.scores[self.metric]
-        return -value if self.metric in LOWER_IS_BETTER else value
+        self._say(f"update {progress.update}: {found.text()}")
+        return self._sign * self.scores[self.metric]
 
     def _interrupted(self) -> bool:
         return bool(self.trainer.interrupt.signal)
-
-    def _evaluate(
-        self, model: Transformer, beam: int, stop: Callable[[], bool] = lambda: False
-    ) -> Evaluation:
-        model.eval()
-        known = likelihood(model, self.valid_set, self.config, self.world)
-        texts = self.validator.translate(model, beam, stop)
-        scores = self.validator.score(texts)
-        values = {score.name.lower(): score.value for score in scores} | {"nll": known.nll}
-        return Evaluation(values, scores, known, texts)
-
-    def _samples(self, texts: list[str]) -> list[dict[str, str]]:
-        """A few validation lines, evenly spread, the same at each validation."""
-        sources, references = self.valid_text
-        count = min(self.config.train.valid_samples, len(sources))
-        chosen = [i * len(sources) // count for i in range(count)]
-        return [
-            {"source": sources[i], "output": texts[i], "reference": references[i]} for i in chosen
-        ]
 
     def _save(self, progress: Progress, improved: bool) -> None:
         """Checkpoint, index, and removal of what is no longer kept; rank 0 only."""
@@ -363,30 +340,31 @@ class Run:
         if len(chosen) < 2:
             return best
         beam = self.config.decode.beam
-        single = load_model(self.run_dir / "checkpoints" / best, self.world.device).model
-        single_values = self._evaluate(single, beam).values
-        mean = average_checkpoints([self.run_dir / "checkpoints" / name for name in chosen])
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(mean[name])
-        values = self._evaluate(self.model, beam).values
-        sign = -1.0 if self.metric in LOWER_IS_BETTER else 1.0
-        better = sign * values[self.metric] > sign * single_values[self.metric]
+        folder = self.run_dir / "checkpoints"
+        single_model = load_model(folder / best, self.world.device).model
+        single = self.validator.evaluate(single_model, self.valid_set, beam)
+        self._load_weights(average_checkpoints([folder / name for name in chosen]))
+        mean = self.validator.evaluate(self.model, self.valid_set, beam)
+        better = self._sign * mean.values[self.metric] > self._sign * single.values[self.metric]
         self.log.event(
             "average",
             step=self.trainer.progress.update,
             checkpoints=chosen,
             beam=beam,
-            scores=values,
+            scores=mean.values,
             best_single=best,
-            best_single_scores=single_values,
+            best_single_scores=single.values,
             kept=better,
         )
-        self._say(
-            f"validation, beam {beam}: {best} {_plain(single_values)}; average of {len(chosen)} "
-            f"checkpoints {_plain(values)} ({'kept' if better else 'not better, not kept'})"
-        )
-        return self._keep_average(values) if better else best
+        self._say(f"validation with beam {beam}: {best}: {single.text()}")
+        verdict = "kept" if better else "not better, not kept"
+        self._say(f"average of {len(chosen)} checkpoints: {mean.text()} ({verdict})")
+        return self._keep_average(mean.values) if better else best
+
+    def _load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(weights[name])
 
     def _averaged_names(self, index: Index) -> list[str]:
         train = self.config.train
@@ -419,7 +397,7 @@ class Run:
         if self.test_text is None:
             return []
         model = load_model(self.run_dir / "checkpoints" / best, self.world.device).model
-        validator = Validator(self.config, self.tokenizers, *self.test_text, self.world)
+        validator = Validator(self.config, self.tokenizers, self.test_text, self.world)
         decode = self.config.decode
         texts = validator.translate(model, decode.beam)
         scores = validator.score(texts, ("bleu", "chrf", "ter"))
@@ -448,20 +426,6 @@ class Run:
 
     def _warn(self, text: str) -> None:
         self._say(f"warning: {text}")
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Scores of one model on the validation set: by metric name, with signatures, and the texts."""
-
-    values: dict[str, float]
-    scores: list[Score]
-    likelihood: Likelihood
-    texts: list[str]
-
-
-def _plain(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.2f}" for name, value in sorted(values.items()))
 
 
 def _step_of(name: str) -> int:

@@ -28,6 +28,7 @@ from mttrain.metrics import Score, score_corpus
 from mttrain.model import Transformer
 from mttrain.translator import TranslateOptions, Translator
 
+WINDOW = 512  # lines translated between two looks at a signal
 VALID_BATCH_TOKENS = 4096  # padded tokens of a side in a validation batch; no gradients are kept
 
 
@@ -72,6 +73,31 @@ def likelihood(
     return Likelihood(nll / count, correct / count, int(count))
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of one model: by metric name ("bleu", "chrf", "nll"), with signatures, and texts."""
+
+    values: dict[str, float]
+    scores: list[Score]
+    likelihood: Likelihood
+    texts: list[str]
+
+    def record(self) -> dict[str, object]:
+        """The figures and how they were made, for the log."""
+        return {
+            **self.values,
+            "perplexity": self.likelihood.perplexity,
+            "accuracy": self.likelihood.accuracy,
+            "target_tokens": self.likelihood.tokens,
+            "signatures": [score.signature for score in self.scores],
+        }
+
+    def text(self) -> str:
+        """The figures in one line."""
+        figures = [f"{score.name} {score.value:.2f}" for score in self.scores]
+        return ", ".join([*figures, f"perplexity {self.likelihood.perplexity:.2f}"])
+
+
 class Validator:
     """Translates and scores one raw text with whatever model it is handed."""
 
@@ -79,12 +105,26 @@ class Validator:
         self,
         config: RunConfig,
         tokenizers: Tokenizers,
-        sources: Sequence[str],
-        references: Sequence[str],
+        text: tuple[list[str], list[str]],
         world: World,
     ) -> None:
         self.config, self.tokenizers, self.world = config, tokenizers, world
-        self.sources, self.references = list(sources), list(references)
+        self.sources, self.references = text
+
+    def evaluate(
+        self,
+        model: Transformer,
+        dataset: TranslationDataset,
+        beam: int,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Evaluation:
+        """Likelihood of `dataset`, the encoded pairs of the text, and scores of translations."""
+        model.eval()
+        known = likelihood(model, dataset, self.config, self.world)
+        texts = self.translate(model, beam, stop)
+        scores = self.score(texts)
+        values = {score.name.lower(): score.value for score in scores} | {"nll": known.nll}
+        return Evaluation(values, scores, known, texts)
 
     def translate(
         self, model: Transformer, beam: int, stop: Callable[[], bool] = lambda: False
@@ -98,7 +138,10 @@ class Validator:
         )
         decode = self.config.decode
         options = TranslateOptions(
-            beam=beam, length_penalty=decode.length_penalty, max_length=decode.max_length
+            beam=beam,
+            length_penalty=decode.length_penalty,
+            max_length=decode.max_length,
+            window=WINDOW,
         )
         size, rank = self.world.size, self.world.rank
         texts: list[str] = []
@@ -123,3 +166,12 @@ class Validator:
         return score_corpus(
             texts, [self.references], lang=self.config.data.target_lang, metrics=tuple(metrics)
         )
+
+    def samples(self, texts: Sequence[str], count: int) -> list[dict[str, str]]:
+        """`count` lines with their output, evenly spread, the same ones at each validation."""
+        total = len(self.sources)
+        count = min(count, total)
+        return [
+            {"source": self.sources[i], "output": texts[i], "reference": self.references[i]}
+            for i in (number * total // count for number in range(count))
+        ]
