@@ -19,6 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,8 +29,7 @@ import typer.main
 
 import mttrain
 from mttrain import cli_decode
-from mttrain import cli_options as o
-from mttrain.cli_options import Side, say
+from mttrain.cli_decode import Debug, Input, Number, Output, Words, opt, say
 from mttrain.errors import ConfigError, DataError, MttrainError
 
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 
 # Every typer has it, but not always under a public name: the base of all wrong-usage errors.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
+
+ConfigFile = Annotated[str | None, opt("--config", "YAML", "Configuration of the run.")]
+Settings = Annotated[Words, opt("--set", "SECTION.KEY=VALUE", "Override a setting; repeatable.")]
+Level = StrEnum("Level", ["subword", "character"])
+Side = StrEnum("Side", ["source", "target"])
 
 app = typer.Typer(
     add_completion=False,
@@ -153,7 +158,7 @@ def _top(
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
-    debug: o.Debug = False,
+    debug: Debug = False,
 ) -> None:
     """Train, run and score Transformers for machine translation."""
     if context.invoked_subcommand is None:
@@ -166,15 +171,17 @@ def _top(
 
 @app.command()
 def tokenize(
-    files: o.Files = None,
-    source: o.SourceFiles = None,
-    target: o.TargetFiles = None,
-    config: o.ConfigFile = None,
-    settings: o.Settings = None,
-    vocab_size: o.VocabSize = None,
-    level: o.LevelOption = None,
-    output: o.TokenizerOutput = "tokenizer.json",
-    debug: o.Debug = False,
+    files: Annotated[Words, typer.Argument(metavar="FILES", help="Text, languages mixed.")] = None,
+    source: Annotated[Words, opt("--source", "F", "Source text; repeatable.")] = None,
+    target: Annotated[Words, opt("--target", "F", "Target text; repeatable.")] = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    vocab_size: Annotated[Number, opt("--vocab-size", "N", "Tokens to learn (6000).")] = None,
+    level: Annotated[Level | None, opt("--level", None, "Largest token (subword).")] = None,
+    output: Annotated[
+        str, opt("--output", "F", "Gets .source, .target for two.")
+    ] = "tokenizer.json",
+    debug: Debug = False,
 ) -> None:
     """Learn a vocabulary from text files and print how it cuts them."""
     if settings and config is None:
@@ -241,13 +248,15 @@ def _learn(files: list[str], size: int, level: Any, output: Path) -> None:
 
 @app.command()
 def encode(
-    model: o.TokenizerModel = None,
-    side: o.SideOption = Side.source,
-    ids: o.Ids = False,
-    decode: o.Decode = False,
-    input: o.Input = "-",
-    output: o.Output = "-",
-    debug: o.Debug = False,
+    model: Annotated[
+        str | None, opt("--model", "RUN", "Run, checkpoint or tokenizer.json.")
+    ] = None,
+    side: Annotated[Side, opt("--side", None, "Whose vocabulary.")] = Side.source,
+    ids: Annotated[bool, opt("--ids", None, "Numbers instead of pieces.")] = False,
+    decode: Annotated[bool, opt("--decode", None, "From pieces or --ids back to text.")] = False,
+    input: Input = "-",
+    output: Output = "-",
+    debug: Debug = False,
 ) -> None:
     """Show the pieces of each line of a text."""
     if model is None:
@@ -308,11 +317,13 @@ def _decoder(tokenizer: Tokenizer, ids: bool) -> Callable[[str], str]:
 
 @app.command()
 def train(
-    config: o.ConfigFile = None,
-    settings: o.Settings = None,
-    fresh: o.Fresh = False,
-    dry_run: o.DryRun = False,
-    debug: o.Debug = False,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    fresh: Annotated[bool, opt("--fresh", None, "Remove an earlier run of that name.")] = False,
+    dry_run: Annotated[
+        bool, opt("--dry-run", None, "Check text and sizes, train nothing.")
+    ] = False,
+    debug: Debug = False,
 ) -> None:
     """Train a model, or resume the run whose directory exists."""
     if config is None:

@@ -12,22 +12,70 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mttrain import cli_options as o
-from mttrain.cli_options import SEARCH, Format, Precision, say
 from mttrain.errors import CheckpointError, ConfigError, DataError
 
 if TYPE_CHECKING:
     from mttrain.translator import TranslateOptions, Translator
 
 
+def say(text: str) -> None:
+    """Print a line to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+# ---- options of more than one command ---------------------------------------------------------
+
+
+def opt(name: str, metavar: str | None, text: str) -> Any:
+    """An option with a help text; no metavar: a switch, or one of a few words."""
+    return typer.Option(name, metavar=metavar, help=text)
+
+
+Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16"])
+Format = StrEnum("Format", ["text", "jsonl"])
+Number = int | None
+Words = list[str] | None
+
+Debug = Annotated[bool, opt("--debug", None, "Show the traceback of an error.")]
+Input = Annotated[str, opt("--input", "F", 'Text, plain or gzip; "-" is stdin.')]
+Output = Annotated[str, opt("--output", "F", 'Result; "-" is stdout, .gz compresses.')]
+Models = Annotated[Words, opt("--model", "RUN", "Run or checkpoint directory; several: ensemble.")]
+Beam = Annotated[Number, opt("--beam", "K", "Hypotheses kept per sentence; 1: greedy.")]
+Penalty = Annotated[float | None, opt("--length-penalty", "A", "Rank by log-prob. / length^A.")]
+MaxLength = Annotated[Number, opt("--max-length", "N", "Output tokens (3 x source + 20).")]
+MinLength = Annotated[Number, opt("--min-length", "N", "Output tokens before the end.")]
+NoRepeat = Annotated[Number, opt("--no-repeat-ngram", "N", "No N tokens in a row come twice.")]
+Sample = Annotated[bool, opt("--sample", None, "Draw at random instead of searching.")]
+Heat = Annotated[float | None, opt("--temperature", "X", "With --sample: below 1 is safer.")]
+TopK = Annotated[Number, opt("--top-k", "N", "With --sample: the N likeliest tokens only.")]
+TopP = Annotated[float | None, opt("--top-p", "X", "With --sample: this share of the mass.")]
+Seed = Annotated[Number, opt("--seed", "S", "With --sample: of the draws.")]
+SplitLong = Annotated[bool, opt("--split-long", None, "Translate long lines by sentences.")]
+MaxSource = Annotated[Number, opt("--max-source-length", "N", "Subwords read of a line (1000).")]
+BatchTokens = Annotated[Number, opt("--batch-tokens", "N", "Padded tokens of a batch (4096).")]
+BatchSize = Annotated[Number, opt("--batch-size", "N", "Sentences of a batch; 1: line by line.")]
+Device = Annotated[str, opt("--device", "D", "auto, cpu, cuda, cuda:N or mps.")]
+Arithmetic = Annotated[Precision, opt("--precision", None, "Arithmetic of the model.")]
+Threads = Annotated[Number, opt("--threads", "N", "CPU threads (torch's choice).")]
+
+# Parameters of the commands that are fields of TranslateOptions.
+SEARCH = (
+    "beam", "nbest", "length_penalty", "max_length", "min_length", "no_repeat_ngram", "sample",
+    "temperature", "top_k", "top_p", "seed", "split_long", "max_source_length", "batch_tokens",
+    "batch_size",
+)  # fmt: skip
+
+
 def _given(context: typer.Context, names: Sequence[str] = SEARCH) -> dict[str, Any]:
     """The options that stand on the command line, by parameter name."""
     values = {name: context.params.get(name) for name in names}
-    return {name: value for name, value in values.items() if value not in (None, False)}
+    # `in (None, False)` would also drop a 0, which equals False.
+    return {name: v for name, v in values.items() if v is not None and v is not False}
 
 
 def _options(given: Mapping[str, Any], models: Sequence[str]) -> TranslateOptions:
@@ -60,6 +108,11 @@ def _saved_decoding(values: object, name: str) -> dict[str, Any]:
         raise CheckpointError(f"{name}: the decode section of meta.json is damaged.") from None
 
 
+def _at_least(option: str, least: int, value: int | None) -> None:
+    if value is not None and value < least:
+        raise ConfigError(f"{option} is {value}; it must be {least} or more.")
+
+
 def _must_exist(*files: str | None) -> None:
     """Tell of a missing file before a model is loaded; and stdin can be read only once."""
     names = [file for file in files if file is not None]
@@ -75,37 +128,38 @@ def _must_exist(*files: str | None) -> None:
 
 def translate(
     context: typer.Context,
-    model: o.Models = None,
-    input: o.Input = "-",
-    output: o.Output = "-",
-    beam: o.Beam = None,
-    nbest: o.Nbest = None,
-    scores: o.Scores = False,
-    format: o.FormatOption = Format.text,
-    length_penalty: o.LengthPenalty = None,
-    max_length: o.MaxLength = None,
-    min_length: o.MinLength = None,
-    no_repeat_ngram: o.NoRepeat = None,
-    sample: o.Sample = False,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    seed: o.Seed = None,
-    prefix: o.Prefix = None,
-    split_long: o.SplitLong = False,
-    max_source_length: o.MaxSource = None,
-    batch_tokens: o.BatchTokens = None,
-    batch_size: o.BatchSize = None,
-    device: o.Device = "auto",
-    precision: o.PrecisionOption = Precision.auto,
-    threads: o.Threads = None,
-    debug: o.Debug = False,
+    model: Models = None,
+    input: Input = "-",
+    output: Output = "-",
+    beam: Beam = None,
+    nbest: Annotated[Number, opt("--nbest", "N", "Outputs per line, at most --beam.")] = None,
+    scores: Annotated[bool, opt("--scores", None, "i ||| text ||| score ||| ranked")] = False,
+    format: Annotated[Format, opt("--format", None, "Layout of the output.")] = Format.text,
+    length_penalty: Penalty = None,
+    max_length: MaxLength = None,
+    min_length: MinLength = None,
+    no_repeat_ngram: NoRepeat = None,
+    sample: Sample = False,
+    temperature: Heat = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    prefix: Annotated[str | None, opt("--prefix", "F", "What each output begins with.")] = None,
+    split_long: SplitLong = False,
+    max_source_length: MaxSource = None,
+    batch_tokens: BatchTokens = None,
+    batch_size: BatchSize = None,
+    device: Device = "auto",
+    precision: Arithmetic = Precision.auto,
+    threads: Threads = None,
+    debug: Debug = False,
 ) -> None:
     """Translate text: as many lines out as in, in their order."""
     if not model:
         raise ConfigError("Name the model: --model RUN.")
     if scores and format == Format.jsonl:
         raise ConfigError("--format jsonl always holds the scores; remove --scores.")
+    _at_least("--threads", 1, threads)
     _must_exist(input, prefix)
     from mttrain.corpus import LineWriter, read_lines
     from mttrain.translator import Summary, Translator, output_lines
@@ -116,10 +170,11 @@ def translate(
     lines = read_lines(input, errors="replace", on_replaced=summary.replaced.append)
     prefixes = None if prefix is None else read_lines(prefix)
     with LineWriter(output) as writer:
+        layout: Literal["text", "jsonl"] = "jsonl" if format == Format.jsonl else "text"
         for translation in _shown(translator.translate_lines(lines, options, prefixes), output):
             summary.add(translation)
             for line in output_lines(
-                translation, layout=format.value, nbest=options.nbest, scores=scores
+                translation, layout=layout, nbest=options.nbest, scores=scores
             ):
                 writer.write(line)
             if output == "-":
@@ -140,36 +195,38 @@ def _shown(items: Iterator[Any], output: str) -> Iterator[Any]:
 
 def evaluate(
     context: typer.Context,
-    model: o.Models = None,
-    source: o.Source = None,
-    ref: o.Refs = None,
-    hyp: o.Hyp = None,
-    baseline: o.Baseline = None,
-    lang: o.Lang = None,
-    tokenize: o.BleuTokenizer = None,
-    lowercase: o.Lowercase = False,
-    confidence: o.Confidence = False,
-    samples: o.Samples = None,
-    as_json: o.Json = False,
-    output: o.KeepOutput = None,
-    beam: o.Beam = None,
-    length_penalty: o.LengthPenalty = None,
-    max_length: o.MaxLength = None,
-    min_length: o.MinLength = None,
-    no_repeat_ngram: o.NoRepeat = None,
-    sample: o.Sample = False,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    seed: o.Seed = None,
-    split_long: o.SplitLong = False,
-    max_source_length: o.MaxSource = None,
-    batch_tokens: o.BatchTokens = None,
-    batch_size: o.BatchSize = None,
-    device: o.Device = "auto",
-    precision: o.PrecisionOption = Precision.auto,
-    threads: o.Threads = None,
-    debug: o.Debug = False,
+    model: Models = None,
+    source: Annotated[str | None, opt("--source", "F", "With --model: the text.")] = None,
+    ref: Annotated[Words, opt("--ref", "F", "Reference; repeatable.")] = None,
+    hyp: Annotated[str | None, opt("--hyp", "F", "Translations, instead of --model.")] = None,
+    baseline: Annotated[str | None, opt("--baseline", "F", "Others: paired bootstrap.")] = None,
+    lang: Annotated[
+        str | None, opt("--lang", "L", "Target language, for BLEU's tokenizer.")
+    ] = None,
+    tokenize: Annotated[str | None, opt("--tokenize", "T", "BLEU's tokenizer, by name.")] = None,
+    lowercase: Annotated[bool, opt("--lowercase", None, "Ignore case.")] = False,
+    confidence: Annotated[bool, opt("--confidence", None, "Bootstrap 95 % intervals.")] = False,
+    samples: Annotated[Number, opt("--samples", "N", "Bootstrap samples (1000).")] = None,
+    as_json: Annotated[bool, opt("--json", None, "Print one JSON object.")] = False,
+    output: Annotated[str | None, opt("--output", "F", "Keep the translations.")] = None,
+    beam: Beam = None,
+    length_penalty: Penalty = None,
+    max_length: MaxLength = None,
+    min_length: MinLength = None,
+    no_repeat_ngram: NoRepeat = None,
+    sample: Sample = False,
+    temperature: Heat = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    split_long: SplitLong = False,
+    max_source_length: MaxSource = None,
+    batch_tokens: BatchTokens = None,
+    batch_size: BatchSize = None,
+    device: Device = "auto",
+    precision: Arithmetic = Precision.auto,
+    threads: Threads = None,
+    debug: Debug = False,
 ) -> None:
     """Score translations (BLEU, chrF, TER) against references."""
     _check_eval(context)
@@ -211,6 +268,8 @@ def _check_eval(context: typer.Context) -> None:
         raise ConfigError("--samples has an effect only with --confidence or --baseline.")
     if at["tokenize"] is not None and at["lang"] is not None:
         raise ConfigError("--tokenize decides what --lang would choose; give one of them.")
+    _at_least("--threads", 1, at["threads"])
+    _at_least("--samples", 2, at["samples"])
     _must_exist(at["source"], at["hyp"], at["baseline"], *at["ref"])
 
 

@@ -384,7 +384,7 @@ class Transformer(nn.Module):
     def _memory_bias(self, src_mask: Tensor) -> Tensor:
         # Built in the type that attention runs in: a float32 bias cast to float16 would overflow.
         kind, dtype = src_mask.device.type, self.lm_head.weight.dtype
-        if torch.is_autocast_enabled(kind):
+        if kind != "meta" and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         return mask_bias(src_mask, dtype)[:, None, None, :]  # [B, 1, 1, S]
 
