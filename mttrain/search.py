@@ -5,11 +5,11 @@ search is held against brute force on hand-made tables, and an ensemble is one m
 
 Rules. Per step the best 2K of all continuations are looked at; one that ends with EOS and stands
 among the best K is finished, the K best others go on. A sentence is done when K hypotheses are
-finished, when nothing alive can still enter its n-best list, or at its length limit; it then leaves
-the batch. Hypotheses are ranked by (sum of log-probabilities, EOS included) / length^A, where
-length counts EOS (A = 0: the plain sum; A = 1: the mean; larger A favours longer output).
-Forbidden tokens are masked after the softmax and nothing is renormalised, so a score is always the
-model's own log-probability of the tokens shown.
+finished, when nothing alive can still enter its n-best list, or at its length limit; it leaves the
+batch together with others. Hypotheses are ranked by (sum of log-probabilities, EOS included) /
+length^A, where length counts EOS (A = 0: the plain sum; A = 1: the mean; larger A favours longer
+output). Forbidden tokens are masked after the softmax and nothing is renormalised, so a score is
+always the model's own log-probability of the tokens shown.
 
 Price: one model step on b x K rows per token, one transfer to the host per step, and one pass over
 the [b, K*V] scores to find the best. Greedy search and sampling never reorder the state, except
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 State = TypeVar("State")
-_COMPACT = 8  # single-path search drops finished rows once they are 1/8 of the batch
+_COMPACT = 8  # dropping rows copies the state, so it waits until 1/8 of the batch is done
 
 
 class Stepper(Protocol[State]):
@@ -164,7 +164,8 @@ class _Beams:
         count = src.shape[0]
         self.options, self.rules = options, rules
         self.found: list[list[Hypothesis]] = [[] for _ in range(count)]
-        self.sentences = list(range(count))  # input sentence of each group of W rows
+        # Input sentence of each group of W rows; None: done, to be dropped with the next ones.
+        self.sentences: list[int | None] = list(range(count))
         self.tokens = src.new_empty((count, 0))  # [R, t]
         self.scores = torch.zeros(count, 1, device=src.device)  # [b, W], sums of log-probabilities
 
@@ -190,9 +191,11 @@ class _Beams:
         rows, last = parent.gather(1, order), token.gather(1, order)  # [b, W]
 
         report = torch.cat([ended, live[:, :1]], 1).tolist()
-        kept = self._harvest(report, score, parent, live, rows, last)
-        same = width == next_width == 1 and len(kept) == groups
-        if len(kept) < groups:
+        self._harvest(report, score, parent, live, rows, last)
+        kept = [group for group, sentence in enumerate(self.sentences) if sentence is not None]
+        drop = _COMPACT * (groups - len(kept)) >= groups
+        same = width == next_width == 1 and not drop
+        if drop:
             keep = torch.tensor(kept, dtype=torch.int64, device=score.device)
             rows, last, live = rows[keep], last[keep], live[keep]
             self.sentences = [self.sentences[group] for group in kept]
@@ -210,21 +213,24 @@ class _Beams:
         live: Tensor,
         rows: Tensor,
         last: Tensor,
-    ) -> list[int]:
-        """Store what has finished; returns the groups that go on.
+    ) -> None:
+        """Store what has finished; a sentence that is done leaves its group.
 
         report: for each group the scores of what ends among the best K, others at -inf, and the
         score of the best that goes on. NaN, from a model that overflows, counts as -inf.
         """
-        kept = []
         for group, (*ended, best) in enumerate(report):
-            found = self.found[self.sentences[group]]
+            sentence = self.sentences[group]
+            if sentence is None:
+                continue
+            found = self.found[sentence]
             hits = [i for i, value in enumerate(ended) if value > NEVER]
             if hits:
                 self._add(found, parent[group, hits], score[group, hits], finished=True)
-            if not self._done(group, best):
-                kept.append(group)
-            elif len(found) < self.options.nbest and best > NEVER:  # stopped by its limit
+            if not self._done(sentence, best):
+                continue
+            self.sentences[group] = None
+            if len(found) < self.options.nbest and best > NEVER:  # stopped by its limit
                 alive = live[group] > NEVER
                 ids = last[group][alive]
                 self._add(found, rows[group][alive], live[group][alive], False, ids)
@@ -233,16 +239,15 @@ class _Beams:
                 before = torch.arange(width, device=live.device) + group * width
                 alive = self.scores[group] > NEVER
                 self._add(found, before[alive], self.scores[group][alive], False)
-        return kept
 
-    def _done(self, group: int, best: float) -> bool:
+    def _done(self, sentence: int, best: float) -> bool:
         """Whether a sentence, whose best live sum is `best`, needs no further step.
 
         Further tokens only lower a sum, so the most that a live sum can rank is itself divided by
         the longest possible length (A > 0) or by the shortest (A < 0).
         """
-        found, length = self.found[self.sentences[group]], self.tokens.shape[1] + 1
-        limit, options = self.rules.limits[self.sentences[group]], self.options
+        found, length = self.found[sentence], self.tokens.shape[1] + 1
+        limit, options = self.rules.limits[sentence], self.options
         if length >= limit or len(found) >= options.beam or not best > NEVER:
             return True
         if len(found) < options.nbest:
@@ -355,7 +360,6 @@ def _single_paths(
             found[rows[at]] = _closed(options, values[at] > NEVER, *closing)
         if len(found) == len(limits):
             return [found[row] for row in range(len(limits))]
-        # Dropping rows copies the whole state, so it waits until it saves enough.
         kept = [at for at, row in enumerate(rows) if row not in found]
         if _COMPACT * (len(rows) - len(kept)) >= len(rows):
             keep = torch.tensor(kept, device=src.device)

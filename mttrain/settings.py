@@ -177,7 +177,7 @@ def _problems_between(root: type[Section], tree: Tree, broken: list[KeyPath]) ->
     def collect(section: Section, prefix: KeyPath) -> None:
         for problem in section.problems():
             paths = [(*prefix, *key.split(".")) for key in problem.keys]
-            if not any(bad[: len(path)] == path for bad in broken for path in paths):
+            if not any(path[: len(bad)] == bad[: len(path)] for bad in broken for path in paths):
                 result.append(Fault(paths[0], _spot(tree, *paths), problem.message))
 
     for name, field in root.model_fields.items():
@@ -188,11 +188,12 @@ def _problems_between(root: type[Section], tree: Tree, broken: list[KeyPath]) ->
                 sound[name] = value
             continue
         bad = {path[1] for path in broken if path[0] == name and len(path) > 1}
+        items = value.items() if isinstance(value, dict) else ()
         try:
-            kept = {key: item for key, item in (value or {}).items() if key not in bad}
+            kept = {key: item for key, item in items if key not in bad}
             sound[name] = section.model_validate(kept, context="fields only")
-        except (ValidationError, AttributeError):
-            continue  # a required field is missing, or no section at all: reported already
+        except ValidationError:
+            continue  # a required field is missing, and reported already
         collect(sound[name], (name,))
     collect(root.model_construct(**sound), ())
     return result

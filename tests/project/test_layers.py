@@ -56,7 +56,6 @@ LAYERS: dict[str, float] = {
     "validation": 5.5,  # of trainer
     "trainer": 6,
     # The command line.
-    "cli_options": 6.25,
     "cli_decode": 6.5,
     "cli": 7,
     "__main__": 8,

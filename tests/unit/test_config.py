@@ -25,6 +25,7 @@ from mttrain.config import (
     parse_config,
 )
 from mttrain.errors import ConfigError
+from mttrain.yamlio import override, plain_tree
 
 MINIMAL = """\
 run_dir: runs/x
@@ -435,6 +436,45 @@ def test_dump_and_load_give_the_same(
     path.write_text(dump_config(config), encoding="utf-8", newline="")
     assert load_config(path) == config
     assert parse_config(json.loads(json.dumps(config.model_dump(mode="json")))) == config
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+KEYS = ["run_dir", "data", "data.train", "data.valid", "tokenizer", "model", "optim", "train"]
+
+
+@settings(deadline=None)
+@given(changes=st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(
+    ["", ".weight", ".positions", ".max_positions", ".shared", ".path", ".schedule", ".betas"]
+), JSON), min_size=1, max_size=4))  # fmt: skip
+def test_no_values_end_in_another_error(changes: list[tuple[str, str, Any]]) -> None:
+    """A check between settings met a section that was no section, and ended in a traceback."""
+    data: dict[str, Any] = yaml.safe_load(MINIMAL)
+    for key, field, value in changes:
+        place: Any = data
+        *above, last = (key + field).split(".")
+        for part in above:
+            if isinstance(place, dict):
+                place = place.setdefault(part, {})
+        if isinstance(place, dict):
+            place[last] = value
+    try:
+        assert parse_config(data).run_dir
+    except ConfigError as error:
+        assert all(line.startswith("config: ") for line in str(error).split("\n"))
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="abc:-#&*!%@[]{},'\"| \n\t\x00\u2028~?<>10.e_", max_size=30))
+def test_no_text_ends_in_another_error(text: str) -> None:
+    """PyYAML's scanner has errors of several kinds; all are the user's to mend."""
+    tree = plain_tree({"a": 1}, "x")
+    override(tree, f"a={text}")
+    assert len(tree.faults) <= 3
+    assert all("\n" not in fault.message for fault in tree.faults)
 
 
 def test_changed_keys_names_every_difference() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -49,7 +50,7 @@ def test_linear_and_cosine_end_at_the_floor() -> None:
         config = OptimConfig(lr=1.0, min_lr=0.1, schedule=schedule, warmup_steps=5)
         values = rates(config, 101, max_steps=100)
         assert values[100] == pytest.approx(0.1)
-        assert all(a > b for a, b in zip(values[5:], values[6:], strict=False))
+        assert all(a > b for a, b in itertools.pairwise(values[5:]))
     linear = OptimConfig(lr=1.0, schedule="linear", warmup_steps=0)
     assert learning_rate(51, linear, 101) == pytest.approx(0.5)
     cosine = OptimConfig(lr=1.0, schedule="cosine", warmup_steps=0)
