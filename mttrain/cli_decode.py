@@ -57,7 +57,9 @@ TopP = Annotated[float | None, opt("--top-p", "X", "With --sample: this share of
 Seed = Annotated[Number, opt("--seed", "S", "With --sample: of the draws.")]
 SplitLong = Annotated[bool, opt("--split-long", None, "Translate long lines by sentences.")]
 MaxSource = Annotated[Number, opt("--max-source-length", "N", "Subwords read of a line (1000).")]
-BatchTokens = Annotated[Number, opt("--batch-tokens", "N", "Padded tokens of a batch (4096).")]
+BatchTokens = Annotated[
+    Number, opt("--batch-tokens", "N", "Padded tokens of a batch: sentences x beam x longest.")
+]
 BatchSize = Annotated[Number, opt("--batch-size", "N", "Sentences of a batch; 1: line by line.")]
 Device = Annotated[str, opt("--device", "D", "auto, cpu, cuda, cuda:N or mps.")]
 Arithmetic = Annotated[Precision, opt("--precision", None, "Arithmetic of the model.")]

@@ -20,19 +20,22 @@ from mttrain.errors import DataError
 from mttrain.searchstep import SearchOptions
 from mttrain.tokenizer import EOS_ID, PAD_ID, Tokenizer
 
+# Padded source tokens of a batch, each hypothesis counted; only a GPU gains from more.
 DEFAULT_BATCH_TOKENS = 4096
+DEFAULT_BATCH_TOKENS_DEVICE = 65_536
 DEFAULT_WINDOW = 2048  # lines
 
 # A sentence ends after . ! ? … and closing quotes or brackets before white space, and after the
 # Chinese and Japanese signs, which no space follows.
-_SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'»”’)\]]*\s+|[。！？]+[」』”’）]*\s*")
+_SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'»”’)\]]*(?=\s)|[。！？]+[」』”’）]*")
 
 
 @dataclass(frozen=True)
 class TranslateOptions(SearchOptions):
     """How to search, as `SearchOptions`, and how to batch."""
 
-    batch_tokens: int | None = None  # padded source tokens of a batch; None = 4096
+    # Padded source tokens of a batch, times the hypotheses; None = 4096, on a GPU 65536.
+    batch_tokens: int | None = None
     batch_size: int | None = None  # sentences of a batch, instead
     window: int | None = None  # lines read ahead and sorted; None = 2048, or 1 for batch_size 1
     max_source_length: int | None = None  # subwords, EOS included; None = the model's, or 1000
@@ -51,6 +54,12 @@ class TranslateOptions(SearchOptions):
                 for name, value in ((name, getattr(self, name)) for name in counts)
             ),
         ]
+
+    def sentence_tokens(self, device: torch.device) -> int:
+        """Padded source tokens of a batch, its sentences counted once."""
+        default = DEFAULT_BATCH_TOKENS if device.type == "cpu" else DEFAULT_BATCH_TOKENS_DEVICE
+        hypotheses = self.nbest if self.sample else self.beam
+        return (self.batch_tokens or default) // hypotheses
 
     def lines_ahead(self) -> int:
         """Lines of one window."""
@@ -71,7 +80,11 @@ class Line:
 
 
 def numbered_lines(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[Line]:
-    """Number the lines from 1 and give each its prefix."""
+    """Number the lines from 1 and give each its prefix.
+
+    A line feed at the end of a line, which an open text file leaves there, is no part of it.
+    """
+    lines = (text.removesuffix("\n") for text in lines)
     if prefixes is None:
         for number, text in enumerate(lines, 1):
             yield Line(number, text, "")
@@ -106,19 +119,17 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
 
 
 def batches(
-    order: Sequence[int], lengths: Sequence[int], options: TranslateOptions
+    order: Sequence[int], lengths: Sequence[int], *, tokens: int, size: int | None = None
 ) -> Iterator[list[int]]:
-    """Cut `order`, which goes from long to short, into batches; one that is too long is alone."""
-    batch: list[int] = []
-    budget = options.batch_tokens or DEFAULT_BATCH_TOKENS
-    for index in order:
-        rows = options.batch_size or max(1, budget // lengths[batch[0] if batch else index])
-        if len(batch) >= rows:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
+    """Cut `order`, which goes from long to short, into batches.
+
+    Each has `size` members, or as many as hold `tokens` with padding; at least one.
+    """
+    at = 0
+    while at < len(order):
+        rows = size or max(1, tokens // lengths[order[at]])
+        yield list(order[at : at + rows])
+        at += rows
 
 
 def split_sentences(text: str, tokenizer: Tokenizer, longest: int) -> list[list[int]]:

@@ -211,7 +211,11 @@ class Translator:
         order = sorted(range(len(units)), key=lambda i: -len(units[i].ids))
         results: list[list[Hypothesis]] = [[] for _ in units]
         with self._ready():
-            for batch in batches(order, [len(unit.ids) for unit in units], options):
+            lengths, tokens = (
+                [len(unit.ids) for unit in units],
+                options.sentence_tokens(self.device),
+            )
+            for batch in batches(order, lengths, tokens=tokens, size=options.batch_size):
                 answers = self._search([units[i] for i in batch], options)
                 for i, hypotheses in zip(batch, answers, strict=True):
                     results[i] = hypotheses
@@ -374,9 +378,8 @@ class Translator:
         longest = [max(len(source), len(target)) for source, target in items]
         order = sorted(range(len(items)), key=lambda i: -longest[i])
         sums = [0.0] * len(items)
-        options = TranslateOptions(batch_tokens=batch_tokens)
         with self._ready():
-            for batch in batches(order, longest, options):
+            for batch in batches(order, longest, tokens=batch_tokens):
                 totals = self._forced([items[i] for i in batch]).tolist()
                 for i, total in zip(batch, totals, strict=True):
                     sums[i] = total

@@ -92,11 +92,11 @@ def test_copy_and_reversal_are_learned(tmp_path: Path, task: str) -> None:
     config = tiny_config(
         tmp_path,
         data,
-        model={"d_model": 64, "d_ff": 128, "dropout": 0.0, "encoder_layers": 2,
-               "decoder_layers": 2},
-        optim={"lr": 3e-3, "warmup_steps": 50, "label_smoothing": 0.0},
-        train={"max_steps": 700, "valid_every": 350, "batch_tokens": 800},
-    )  # fmt: skip
+        tokenizer={"vocab_size": 400},  # every word one token
+        model={"d_model": 64, "d_ff": 128, "dropout": 0.0},
+        optim={"lr": 5e-3, "warmup_steps": 50, "label_smoothing": 0.0, "schedule": "linear"},
+        train={"max_steps": 500, "valid_every": 250, "batch_tokens": 800, "log_every": 50},
+    )
     result = train(config)
     last = records(result.run_dir, "valid")[-1]
     assert last["bleu"] > 97 and last["perplexity"] < 1.05
@@ -131,9 +131,7 @@ def test_accumulation_averages_tokens_not_batches(tmp_path: Path) -> None:
     }
     common = {"model": {"dropout": 0.0}, "optim": {"label_smoothing": 0.1}}
     train_settings = {"max_steps": 1, "valid_every": 1, "batch_tokens": None}
-    whole = trained(
-        tmp_path / "whole", data, train={**train_settings, "batch_size": 12}, **common
-    )
+    whole = trained(tmp_path / "whole", data, train={**train_settings, "batch_size": 12}, **common)
     parts = trained(
         tmp_path / "parts", data, train={**train_settings, "batch_size": 2, "accumulate": 6},
         **common,
@@ -204,9 +202,7 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, stop: int) -> 
     data = copy_data(tmp_path)
     whole = trained(tmp_path / "whole", data)
     config = tiny_config(tmp_path / "cut", data)
-    part = config.model_copy(
-        update={"train": config.train.model_copy(update={"max_steps": stop})}
-    )
+    part = config.model_copy(update={"train": config.train.model_copy(update={"max_steps": stop})})
     train(part)
     resumed = train(config)
     assert same(weights(whole.run_dir, 12), weights(resumed.run_dir, 12))
@@ -305,9 +301,7 @@ def test_patience_stops_a_run_that_no_longer_improves(tmp_path: Path) -> None:
 
 def test_time_limit(tmp_path: Path) -> None:
     """max_time ends a run with a validation and a checkpoint like any other limit."""
-    run = trained(
-        tmp_path, copy_data(tmp_path), train={"max_steps": 100_000, "max_time": "1s"}
-    )
+    run = trained(tmp_path, copy_data(tmp_path), train={"max_steps": 100_000, "max_time": "1s"})
     assert run.reason == "max_time" and run.best is not None
     assert records(run.run_dir, "end")[0]["step"] == records(run.run_dir, "valid")[-1]["step"]
 
@@ -378,13 +372,14 @@ def test_divergence_stops_the_run_and_spares_the_checkpoint(tmp_path: Path) -> N
     """R01: NaN must be caught before the update, and never be saved or be the best."""
     data = copy_data(tmp_path)
     good = train(tiny_config(tmp_path, data))
+    wild = tiny_config(
+        tmp_path,
+        data,
+        optim={"lr": 1e30, "clip_norm": None, "schedule": "constant"},
+        train={"max_steps": 100},
+    )
     with pytest.raises(TrainingError, match="not finite"):
-        train(
-            tiny_config(
-                tmp_path, data, optim={"lr": 1e30, "clip_norm": None, "schedule": "constant"},
-                train={"max_steps": 100},
-            )  # fmt: skip
-        )
+        train(wild)
     assert all(v.isfinite().all() for v in weights(good.run_dir, 12).values())
     index = read_index(good.run_dir)
     assert all(math.isfinite(s["nll"]) for s in index.scores.values() if "nll" in s)
@@ -409,9 +404,7 @@ def test_half_precision_training(tmp_path: Path) -> None:
     """M02: bfloat16 and float16 autocast run a few updates with a finite loss."""
     data = copy_data(tmp_path)
     for precision in ("bf16", "fp16"):
-        run = trained(
-            tmp_path / precision, data, train={"precision": precision, "max_steps": 4}
-        )
+        run = trained(tmp_path / precision, data, train={"precision": precision, "max_steps": 4})
         assert all(math.isfinite(r["loss"]) for r in records(run.run_dir, "train"))
 
 

@@ -23,8 +23,7 @@ def write_pairs(folder: Path, name: str, pairs: list[tuple[str, str]]) -> dict[s
 def random_sentences(count: int, seed: int, shortest: int = 1, longest: int = 8) -> list[str]:
     chooser = random.Random(seed)
     return [
-        " ".join(chooser.choices(WORDS, k=chooser.randint(shortest, longest)))
-        for _ in range(count)
+        " ".join(chooser.choices(WORDS, k=chooser.randint(shortest, longest))) for _ in range(count)
     ]
 
 

@@ -50,7 +50,6 @@ LAYERS: dict[str, float] = {
     "dataset": 4,
     "progress": 4,  # of loop
     "translator": 5,
-    "progress": 4,  # of trainer
     "loop": 5,  # of trainer
     "runsetup": 5,  # of trainer
     "validation": 5.5,  # of trainer

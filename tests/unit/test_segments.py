@@ -1,0 +1,119 @@
+"""Source lines as rows of batches: cutting, batching, splitting."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mttrain.segments import (
+    TranslateOptions,
+    batches,
+    cut_ids,
+    numbered_lines,
+    padded,
+    split_sentences,
+)
+from mttrain.tokenizer import EOS_ID, PAD_ID, Tokenizer, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(["a b c . d e f !"] * 3, vocab_size=260)
+
+
+@given(st.lists(st.integers(4, 99), max_size=30), st.integers(2, 40))
+def test_cut_keeps_eos_and_the_exact_length(ids: list[int], limit: int) -> None:
+    """D02, T14: cutting after EOS was added would lose it; what fits is not touched."""
+    kept, shorter = cut_ids(ids, limit)
+    assert kept[-1] == EOS_ID and kept[:-1] == ids[: limit - 1]
+    assert shorter is (len(ids) + 1 > limit)
+    assert len(kept) == min(len(ids) + 1, limit)
+    assert cut_ids(ids, None) == ([*ids, EOS_ID], False)
+
+
+@given(
+    st.lists(st.integers(1, 50), max_size=60),
+    st.integers(1, 200),
+    st.one_of(st.none(), st.integers(1, 9)),
+)
+def test_batches_hold_everything_once(lengths: list[int], tokens: int, size: int | None) -> None:
+    """D04, D05, D07: every line in exactly one batch; rows x longest within the budget, but for a
+    line that is longer alone."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    found = list(batches(order, lengths, tokens=tokens, size=size))
+    assert [index for batch in found for index in batch] == order
+    for batch in found:
+        assert batch
+        if size is not None:
+            assert len(batch) <= size
+        else:
+            longest = max(lengths[index] for index in batch)
+            assert len(batch) * longest <= tokens or len(batch) == 1
+
+
+def test_padding_is_at_the_end() -> None:
+    table = padded([[5, 6, EOS_ID], [EOS_ID]], torch.device("cpu"))
+    assert table.dtype == torch.int64
+    assert table.tolist() == [[5, 6, EOS_ID], [EOS_ID, PAD_ID, PAD_ID]]
+
+
+def test_a_beam_takes_its_share_of_the_budget() -> None:
+    """Memory grows with the hypotheses, so the default budget counts each of them."""
+    cpu = torch.device("cpu")
+    assert TranslateOptions(beam=1).sentence_tokens(cpu) == 4096
+    assert TranslateOptions(beam=4).sentence_tokens(cpu) == 1024
+    assert TranslateOptions(beam=4, batch_tokens=400).sentence_tokens(cpu) == 100
+    assert TranslateOptions(beam=4, nbest=2, sample=True).sentence_tokens(cpu) == 2048
+
+
+def test_windows() -> None:
+    """S18: a batch of one reads one line ahead; others read more than they need, to sort."""
+    assert TranslateOptions(batch_size=1).lines_ahead() == 1
+    assert TranslateOptions(batch_size=8).lines_ahead() > 100
+    assert TranslateOptions(batch_size=8, window=5).lines_ahead() == 5
+
+
+def test_lines_are_numbered_from_one() -> None:
+    assert [(line.number, line.text) for line in numbered_lines("ab", None)] == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("One. Two! Three? Four…  Five", ["One.", "Two!", "Three?", "Four…", "Five"]),
+        ('He said "no." Then he left.', ['He said "no."', "Then he left."]),
+        ("3.14 is pi. e.g.this stays", ["3.14 is pi.", "e.g.this stays"]),
+        ("一。「二！」三？！四", ["一。", "「二！」", "三？！", "四"]),
+        ("no end at all", ["no end at all"]),
+        ("  spaces around.  ", ["  spaces around.  "]),
+    ],
+)
+def test_sentence_ends(tokenizer: Tokenizer, text: str, parts: list[str]) -> None:
+    """Split at sentence ends only, closing quotes kept with their sentence; one part is the text
+    itself."""
+    found = split_sentences(text, tokenizer, 1)
+    assert [tokenizer.decode(ids) for ids in found] == parts
+
+
+@given(
+    st.lists(st.sampled_from(["a b c.", "d!", "a b c d e f a b c?"]), min_size=1),
+    st.integers(1, 60),
+)
+def test_parts_are_packed(parts: list[str], longest: int) -> None:
+    """Nothing lost, in order; no part is longer than wished unless it is one sentence; and two
+    neighbours never fit into one with a token to spare."""
+    tokenizer = train_tokenizer(["a b c . d e f !"] * 3, vocab_size=260)
+    text = " ".join(parts)
+    found = split_sentences(text, tokenizer, longest)
+    texts = [tokenizer.decode(ids) for ids in found]
+    assert " ".join(texts) == text
+    for ids, part in zip(found, texts, strict=True):
+        assert len(ids) <= longest or part in parts
+    for one, other in itertools.pairwise(texts):
+        first = next(part for part in parts if other.startswith(part))
+        whole = tokenizer.encode(f"{one} {first}")
+        assert len(whole) >= longest  # the space before `one` may have counted
