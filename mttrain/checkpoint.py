@@ -39,8 +39,11 @@ from mttrain.model import Transformer
 from mttrain.rundir import (
     LOWER_IS_BETTER,
     META,
+    SHARED,
+    SOURCE,
     STATE_TENSORS,
     STATE_VALUES,
+    TARGET,
     WEIGHTS,
     Index,
     checkpoint_names,
@@ -81,7 +84,6 @@ Tokenizers = tuple[Tokenizer, Tokenizer]
 """Source and target tokenizer; twice the same object when they are shared."""
 
 _FORMAT = 1
-_SHARED, _SOURCE, _TARGET = "tokenizer.json", "tokenizer.source.json", "tokenizer.target.json"
 
 
 @dataclass(slots=True)
@@ -172,10 +174,10 @@ def _standard_meta(model: Transformer, tokenizers: Tokenizers, step: int) -> dic
 def _save_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
     source, target = tokenizers
     if source.hash == target.hash:
-        source.save(folder / _SHARED)
+        source.save(folder / SHARED)
     else:
-        source.save(folder / _SOURCE)
-        target.save(folder / _TARGET)
+        source.save(folder / SOURCE)
+        target.save(folder / TARGET)
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -392,7 +394,7 @@ def _check_tensor(folder: Path, name: str, wanted: Tensor | None, found: Tensor 
 
 
 def _tokenizer_files(folder: Path) -> tuple[str, ...]:
-    return (_SHARED,) if (folder / _SHARED).exists() else (_SOURCE, _TARGET)
+    return (SHARED,) if (folder / SHARED).exists() else (SOURCE, TARGET)
 
 
 def _load_tokenizers(folder: Path) -> Tokenizers:

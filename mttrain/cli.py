@@ -12,6 +12,7 @@ imported by the commands that need them, when they run.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
 import signal
@@ -30,7 +31,7 @@ import typer.main
 import mttrain
 from mttrain import cli_decode
 from mttrain.cli_decode import Debug, Input, Number, Output, Words, opt, say
-from mttrain.errors import ConfigError, DataError, MttrainError
+from mttrain.errors import CheckpointError, ConfigError, DataError, MttrainError
 
 if TYPE_CHECKING:
     from mttrain.config import RunConfig
@@ -178,8 +179,11 @@ def tokenize(
     settings: Settings = None,
     vocab_size: Annotated[Number, opt("--vocab-size", "N", "Tokens to learn (6000).")] = None,
     level: Annotated[Level | None, opt("--level", None, "Largest token (subword).")] = None,
+    separate: Annotated[
+        bool, opt("--separate", None, "--source and --target: a vocabulary for each.")
+    ] = False,
     output: Annotated[
-        str, opt("--output", "F", "Gets .source, .target for two.")
+        str, opt("--output", "F", "F.json; separate ones: F.source.json, F.target.json.")
     ] = "tokenizer.json",
     debug: Debug = False,
 ) -> None:
@@ -189,6 +193,10 @@ def tokenize(
     sources, targets = source or [], target or []
     if files and (sources or targets):
         raise ConfigError("Give FILES (one vocabulary for all), or --source and --target.")
+    if separate and config is not None:
+        raise ConfigError("With --config its tokenizer.shared decides; remove --separate.")
+    if separate and not (sources and targets):
+        raise ConfigError("--separate needs both --source and --target.")
     wanted = None if config is None else _tokenizer_settings(config, settings or [])
     if wanted is not None and not (files or sources or targets):
         sources = [corpus.source for corpus in wanted.data.train]
@@ -198,15 +206,17 @@ def tokenize(
             "There is no text to learn from; give FILES, --source/--target, --config."
         )
     defaults = None if wanted is None else wanted.tokenizer
-    size = vocab_size or (defaults.vocab_size if defaults else 6000)
+    size = defaults.vocab_size if defaults else 6000
+    if vocab_size is not None:
+        size = vocab_size
     unit = level.value if level else defaults.level if defaults else "subword"
-    if defaults is None or defaults.shared:
-        _learn([*(files or []), *sources, *targets], size, unit, Path(output))
+    if not separate and (defaults is None or defaults.shared):
+        _learn({Path(output): [*(files or []), *sources, *targets]}, size, unit)
         return
     if not (sources and targets):
         raise ConfigError(f"{config} says shared: false; give both --source and --target.")
-    _learn(sources, size, unit, _side_path(Path(output), "source"))
-    _learn(targets, size, unit, _side_path(Path(output), "target"))
+    texts = {"source": sources, "target": targets}
+    _learn({_side_path(Path(output), side): texts[side] for side in texts}, size, unit)
 
 
 def _tokenizer_settings(config: str, settings: list[str]) -> RunConfig:
@@ -223,24 +233,48 @@ def _side_path(path: Path, side: str) -> Path:
     return path.with_name(f"{path.stem}.{side}{path.suffix or '.json'}")
 
 
-def _learn(files: list[str], size: int, level: Any, output: Path) -> None:
+def _learn(wanted: dict[Path, list[str]], size: int, level: Any) -> None:
+    """Learn a vocabulary for each path from the files named with it."""
+    from mttrain.corpus import read_lines, require_writable
+
+    for output in wanted:
+        require_writable(output)
+    # Learning and reporting both need the text, and what is no file (stdin, a pipe of the shell)
+    # can be read only once.
+    names = dict.fromkeys(file for files in wanted.values() for file in files)
+    pipes = [name for name in names if name == "-" or not os.path.isfile(name)]
+    kept = {name: list(read_lines(name)) for name in pipes}
+    for output, files in wanted.items():
+        _learn_one(files, kept, size, level, output)
+
+
+def _learn_one(
+    files: list[str], kept: dict[str, list[str]], size: int, level: Any, output: Path
+) -> None:
     """Learn, save, and print the report on the text learned from."""
     from mttrain.corpus import path_name, read_lines, write_lines
     from mttrain.tokenizer import tokenizer_report, train_tokenizer
 
-    stdin = list(read_lines("-")) if "-" in files else []  # it can be read only once
+    ends: list[int] = []  # for each file the number of its last line, counted through all
 
     def lines() -> Iterator[str]:
+        ends.clear()
+        count = 0
         for file in files:
-            yield from stdin if file == "-" else read_lines(file)
+            for line in kept[file] if file in kept else read_lines(file):
+                count += 1
+                yield line
+            ends.append(count)
 
     tokenizer = train_tokenizer(lines(), vocab_size=size, level=level)
     tokenizer.save(output)
     if tokenizer.size < size:
         say(f"The text gives {tokenizer.size} tokens, not {size}: no more pairs occur twice.")
-    names = ", ".join(map(path_name, files))
-    report = tokenizer_report(tokenizer, lines()).text()
-    write_lines(None, [f"{output}, learned from {names}", *report.split("\n")])
+    report = tokenizer_report(tokenizer, lines())
+    at = bisect.bisect_left(ends, report.longest_line)
+    number = report.longest_line - (ends[at - 1] if at else 0)
+    table = report.text(f"{path_name(files[at])}, line {number}").split("\n")
+    write_lines(None, [f"{output}, learned from {', '.join(map(path_name, files))}", *table])
 
 
 # ---- encode -----------------------------------------------------------------------------------
@@ -251,7 +285,7 @@ def encode(
     model: Annotated[
         str | None, opt("--model", "RUN", "Run, checkpoint or tokenizer.json.")
     ] = None,
-    side: Annotated[Side, opt("--side", None, "Whose vocabulary.")] = Side.source,
+    side: Annotated[Side | None, opt("--side", None, "Whose vocabulary (source).")] = None,
     ids: Annotated[bool, opt("--ids", None, "Numbers instead of pieces.")] = False,
     decode: Annotated[bool, opt("--decode", None, "From pieces or --ids back to text.")] = False,
     input: Input = "-",
@@ -264,7 +298,7 @@ def encode(
     from mttrain.corpus import LineWriter, path_name, read_lines
     from mttrain.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.load(_tokenizer_file(Path(model), side.value))
+    tokenizer = Tokenizer.load(_tokenizer_file(model, side))
     convert = _decoder(tokenizer, ids) if decode else _encoder(tokenizer, ids)
     with LineWriter(output) as writer:
         for number, line in enumerate(read_lines(input), start=1):
@@ -277,16 +311,19 @@ def encode(
                 writer.flush()
 
 
-def _tokenizer_file(path: Path, side: str) -> Path:
-    if path.is_file():
-        return path
-    for name in ("tokenizer.json", f"tokenizer.{side}.json"):
-        if (path / name).is_file():
-            return path / name
-    raise DataError(
-        f"{path} {'holds no tokenizer' if path.exists() else 'does not exist'}; give a run "
-        "directory, a checkpoint directory or a tokenizer.json."
-    )
+def _tokenizer_file(model: str, side: Side | None) -> Path:
+    """The file itself, or that of the checkpoint which `translate` would take."""
+    from mttrain.rundir import resolve_model
+
+    if os.path.isfile(model):
+        if side is not None:
+            raise ConfigError(f"{model} is one vocabulary: --side has no effect; remove it.")
+        return Path(model)
+    folder = resolve_model(model)
+    for name in ("tokenizer.json", f"tokenizer.{side or Side.source}.json"):
+        if (folder / name).is_file():
+            return folder / name
+    raise CheckpointError(f"{folder} holds no tokenizer.json: the checkpoint is incomplete.")
 
 
 class _BadToken(ValueError):
@@ -328,6 +365,8 @@ def train(
     """Train a model, or resume the run whose directory exists."""
     if config is None:
         raise ConfigError("Name the configuration: --config X.yaml.")
+    if fresh and dry_run:
+        raise ConfigError("--dry-run trains nothing, so --fresh has no effect; remove one.")
     from mttrain.config import load_config
 
     loaded = load_config(config, settings or ())  # before torch: mistakes show at once

@@ -7,6 +7,7 @@ have no effect, are refused before a model is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mttrain.errors import CheckpointError, ConfigError, DataError
+from mttrain.errors import CheckpointError, ConfigError, DataError, unequal_lines
 
 if TYPE_CHECKING:
     from mttrain.translator import TranslateOptions, Translator
@@ -56,13 +57,18 @@ TopK = Annotated[Number, opt("--top-k", "N", "With --sample: the N likeliest tok
 TopP = Annotated[float | None, opt("--top-p", "X", "With --sample: this share of the mass.")]
 Seed = Annotated[Number, opt("--seed", "S", "With --sample: of the draws.")]
 SplitLong = Annotated[bool, opt("--split-long", None, "Translate long lines by sentences.")]
-MaxSource = Annotated[Number, opt("--max-source-length", "N", "Subwords read of a line (1000).")]
+MaxSource = Annotated[
+    Number, opt("--max-source-length", "N", "Subwords read of a line (1000 or more).")
+]
 BatchTokens = Annotated[
     Number, opt("--batch-tokens", "N", "Padded tokens of a batch: sentences x beam x longest.")
 ]
 BatchSize = Annotated[Number, opt("--batch-size", "N", "Sentences of a batch; 1: line by line.")]
-Device = Annotated[str, opt("--device", "D", "auto, cpu, cuda, cuda:N or mps.")]
-Arithmetic = Annotated[Precision, opt("--precision", None, "Arithmetic of the model.")]
+# No default value, so that a given one can be told from none.
+Device = Annotated[str | None, opt("--device", "D", "cpu, cuda, cuda:N, mps or auto (auto).")]
+Arithmetic = Annotated[
+    Precision | None, opt("--precision", None, "Arithmetic of the model (auto).")
+]
 Threads = Annotated[Number, opt("--threads", "N", "CPU threads (torch's choice).")]
 
 # Parameters of the commands that are fields of TranslateOptions.
@@ -95,6 +101,16 @@ def _options(given: Mapping[str, Any], models: Sequence[str]) -> TranslateOption
     if sample:
         saved.pop("beam", None)
     return TranslateOptions(**{**saved, **given})
+
+
+def _load(context: typer.Context) -> Translator:
+    """The model or ensemble of --model, --device, --precision and --threads."""
+    from mttrain.translator import Translator
+
+    at = context.params
+    device = "auto" if at["device"] is None else at["device"]
+    precision = str(at["precision"] or "auto")
+    return Translator.load(at["model"], device=device, precision=precision, threads=at["threads"])
 
 
 def _saved_decoding(values: object, name: str) -> dict[str, Any]:
@@ -151,8 +167,8 @@ def translate(
     max_source_length: MaxSource = None,
     batch_tokens: BatchTokens = None,
     batch_size: BatchSize = None,
-    device: Device = "auto",
-    precision: Arithmetic = Precision.auto,
+    device: Device = None,
+    precision: Arithmetic = None,
     threads: Threads = None,
     debug: Debug = False,
 ) -> None:
@@ -163,11 +179,12 @@ def translate(
         raise ConfigError("--format jsonl always holds the scores; remove --scores.")
     _at_least("--threads", 1, threads)
     _must_exist(input, prefix)
-    from mttrain.corpus import LineWriter, read_lines
-    from mttrain.translator import Summary, Translator, output_lines
+    from mttrain.corpus import LineWriter, read_lines, require_writable
+    from mttrain.translations import Summary, output_lines
 
+    require_writable(output)
     options = _options(_given(context), model)
-    translator = Translator.load(model, device=device, precision=precision.value, threads=threads)
+    translator = _load(context)
     summary = Summary()
     lines = read_lines(input, errors="replace", on_replaced=summary.replaced.append)
     prefixes = None if prefix is None else read_lines(prefix)
@@ -225,8 +242,8 @@ def evaluate(
     max_source_length: MaxSource = None,
     batch_tokens: BatchTokens = None,
     batch_size: BatchSize = None,
-    device: Device = "auto",
-    precision: Arithmetic = Precision.auto,
+    device: Device = None,
+    precision: Arithmetic = None,
     threads: Threads = None,
     debug: Debug = False,
 ) -> None:
@@ -243,12 +260,11 @@ def evaluate(
     if hyp is not None:
         hyps = _read(hyp)
         _same_length(hyp, hyps, names[0], refs[0])
-        _chosen_tokenizer(tokenize, lang)
+        result |= {"lang": lang, "tokenizer": _chosen_tokenizer(tokenize, lang)}
     else:
         assert model and source is not None  # held by _check_eval
-        hyps, result = _run_model(context, source, names[0], refs[0])
-        lang = lang or result["lang"]
-    _score(context, result, hyps, refs, base, lang)
+        hyps = _run_model(context, result, source, names[0], refs[0])
+    _score(context, result, hyps, refs, base)
     _print_result(result, as_json)
 
 
@@ -262,7 +278,8 @@ def _check_eval(context: typer.Context) -> None:
     if at["model"] and at["source"] is None:
         raise ConfigError("--model needs the text to translate: --source F.")
     if at["hyp"] is not None:
-        idle = [*_given(context), *_given(context, ("source", "output", "threads"))]
+        others = ("source", "output", "device", "precision", "threads")
+        idle = [*_given(context), *_given(context, others)]
         if idle:
             options = ", ".join("--" + name.replace("_", "-") for name in idle)
             raise ConfigError(f"No effect with --hyp, which is translated already: {options}.")
@@ -282,11 +299,10 @@ def _read(name: str) -> list[str]:
 
 
 def _same_length(name: str, lines: Sequence[str], other: str, others: Sequence[str]) -> None:
+    from mttrain.corpus import path_name
+
     if len(lines) != len(others):
-        raise DataError(
-            f"{name} has {len(lines)} lines but {other} has {len(others)}; line n of one must "
-            "belong to line n of the other."
-        )
+        raise unequal_lines(path_name(name), len(lines), path_name(other), len(others))
 
 
 def _chosen_tokenizer(tokenize: str | None, lang: str | None) -> str:
@@ -301,42 +317,74 @@ def _chosen_tokenizer(tokenize: str | None, lang: str | None) -> str:
 
 
 def _run_model(
-    context: typer.Context, source: str, ref: str, reference: list[str]
-) -> tuple[list[str], dict[str, Any]]:
-    """Translations of the source, and what the model thinks of the reference."""
-    from mttrain.corpus import write_lines
-    from mttrain.translator import Summary, Translator
+    context: typer.Context, result: dict[str, Any], source: str, ref: str, reference: list[str]
+) -> list[str]:
+    """Translations of the source; how they were made, and what the model thinks of the reference,
+    goes into the result."""
+    from mttrain.corpus import LineWriter
+    from mttrain.translations import Summary
 
     at = context.params
     sources = _read(source)
     _same_length(source, sources, ref, reference)
-    options = _options(_given(context), at["model"])
-    translator = Translator.load(
-        at["model"], device=at["device"], precision=str(at["precision"]), threads=at["threads"]
-    )
-    lang = at["lang"] or translator.bundles[0].meta.get("target_lang")
-    _chosen_tokenizer(at["tokenize"], lang)
-    summary, hyps = Summary(), []
-    for translation in _shown(translator.translate_lines(sources, options), "file"):
-        summary.add(translation)
-        hyps.append(translation.text)
+    if not sources:
+        raise DataError(f"There are no lines to score: {source} is empty.")
+    with contextlib.ExitStack() as stack:
+        writer = None
+        if at["output"] is not None:  # opened first: a wrong path must not cost the translations
+            writer = stack.enter_context(LineWriter(at["output"]))
+        options = _options(_given(context), at["model"])
+        translator = _load(context)
+        options = translator.completed(options)
+        lang = at["lang"] or translator.bundles[0].meta.get("target_lang")
+        tokenizer = _chosen_tokenizer(at["tokenize"], lang)
+        if not at["as_json"]:
+            say(_setting(translator, options))
+        summary, hyps = Summary(), []
+        for translation in _shown(translator.translate_lines(sources, options), "file"):
+            summary.add(translation)
+            hyps.append(translation.text)
+            if writer is not None:
+                writer.write(translation.text)
     say(summary.text())
-    if at["output"] is not None:
-        write_lines(at["output"], hyps)
     decoding = {name: getattr(options, name) for name in SEARCH}
-    facts = {"model": [str(bundle.path) for bundle in translator.bundles], "decoding": decoding}
-    return hyps, {**facts, "lang": lang, **_likelihood(translator, sources, reference)}
+    result |= {"model": [str(bundle.path) for bundle in translator.bundles], "decoding": decoding}
+    result |= {"lang": lang, "tokenizer": tokenizer}
+    result |= _likelihood(translator, sources, reference, options.max_source_length)
+    return hyps
+
+
+def _setting(translator: Translator, options: TranslateOptions) -> str:
+    """With which model and search the translations are made: what JSON holds as "decoding"."""
+    if options.sample:
+        how = f"sampling with temperature {options.temperature:g}, seed {options.seed}"
+    else:
+        how = f"beam {options.beam}, length penalty {options.length_penalty:g}"
+    output = options.max_length or "3 x source + 20"
+    names = " and ".join(str(bundle.path) for bundle in translator.bundles)
+    return (
+        f"model {names}: {how}; at most {output} tokens of output, {options.max_source_length} of "
+        "a source"
+    )
 
 
 def _likelihood(
-    translator: Translator, sources: list[str], reference: list[str]
+    translator: Translator, sources: list[str], reference: list[str], longest: int | None
 ) -> dict[str, float]:
-    """Mean negative log-likelihood per token (EOS counts, nats) of the first reference."""
-    scores = translator.score(zip(sources, reference, strict=True))
+    """Mean negative log-likelihood per token (EOS counts, nats) of the first reference; sources
+    are cut as in translation."""
+    from mttrain.metrics import perplexity
+    from mttrain.translations import lines_warning
+
+    pairs = zip(sources, reference, strict=True)
+    scores = translator.score(pairs, max_source_length=longest)
+    cut = [number for number, score in enumerate(scores, 1) if score.cut]
+    if cut:
+        say(lines_warning(cut, "went beyond the limit; the NLL is that of what was left"))
     tokens = sum(score.tokens for score in scores)
     nll = -sum(score.sum for score in scores) / max(tokens, 1)
-    perplexity = math.exp(nll) if nll < 700 else math.inf  # exp(710) overflows
-    return {"nll": nll, "perplexity": perplexity, "target_tokens": tokens}
+    counts = {"target_tokens": tokens, "cut_pairs": len(cut)}
+    return {"nll": nll, "perplexity": perplexity(nll), **counts}
 
 
 def _score(
@@ -345,19 +393,18 @@ def _score(
     hyps: list[str],
     refs: list[list[str]],
     base: list[str] | None,
-    lang: str | None,
 ) -> None:
     """Put scores and comparison into the result; warnings go to stderr."""
     from mttrain import metrics
 
     at = context.params
-    tokenizer = at["tokenize"] or metrics.bleu_tokenizer(lang)
+    tokenizer = result["tokenizer"]
     for warning in (metrics.cjk_warning(refs[0], tokenizer), metrics.tokenized_warning(hyps)):
         if warning:
             say(f"warning: {warning}")
     samples = at["samples"] or 1000
     how: dict[str, Any] = {"tokenize": tokenizer, "lowercase": at["lowercase"]}
-    result["lang"], result["lines"] = lang, len(hyps)
+    result["lines"] = len(hyps)
     result["scores"] = metrics.score_corpus(
         hyps, refs, bootstrap=samples if at["confidence"] else 0, **how
     )
@@ -374,8 +421,9 @@ def _print_result(result: Mapping[str, Any], as_json: bool) -> None:
         for name in parts:
             if name in plain:
                 plain[name] = [item.to_dict() for item in plain[name]]
-        if plain.get("perplexity") == math.inf:
-            plain["perplexity"] = None  # JSON has no infinity
+        for name in ("nll", "perplexity"):
+            if not math.isfinite(plain.get(name, 0.0)):
+                plain[name] = None  # JSON has neither infinity nor NaN
         write_lines(None, [json.dumps(plain, ensure_ascii=False, allow_nan=False)])
         return
     lines = [item.text() for name in parts for item in result.get(name, ())]

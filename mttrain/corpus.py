@@ -15,6 +15,7 @@ that a reader sees the old file or the whole new one. The price is one fsync per
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import io
@@ -30,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Literal, cast
 
-from mttrain.errors import DataError
+from mttrain.errors import DataError, unequal_lines
 
 TextPath = str | os.PathLike[str]
 
@@ -111,23 +112,17 @@ def read_pairs(source: TextPath, target: TextPath) -> Iterator[Pair]:
         for text in left:
             translation = next(right, None)
             if translation is None:
-                raise _unequal(source, number + 1 + _count(left), target, number)
+                count = number + 1 + _count(left)
+                raise unequal_lines(path_name(source), count, path_name(target), number)
             number += 1
             yield Pair(number, text, translation)
         rest = _count(right)
         if rest:
-            raise _unequal(source, number, target, number + rest)
+            raise unequal_lines(path_name(source), number, path_name(target), number + rest)
 
 
 def _count(lines: Iterator[str]) -> int:
     return sum(1 for _ in lines)
-
-
-def _unequal(source: TextPath, sources: int, target: TextPath, targets: int) -> DataError:
-    return DataError(
-        f"{path_name(source)} has {sources} lines but {path_name(target)} has {targets}. "
-        "Line n of one must be the translation of line n of the other."
-    )
 
 
 def _line_body(raw: bytes, *, first: bool) -> bytes:
@@ -231,6 +226,25 @@ class LineWriter:
         self._stream = None
         with _writing(self._path):
             self._stack.__exit__(kind, error, traceback)
+
+
+def require_writable(path: TextPath) -> None:
+    """Raise now what writing the file would raise: no such folder, no right to write there.
+
+    For whoever would otherwise learn it after hours of work; "-" is stdout and always passes.
+    """
+    if os.fspath(path) == "-":
+        return
+    real = Path(os.path.realpath(path))
+    if real.is_dir():
+        problem = errno.EISDIR
+    elif not real.parent.is_dir():
+        problem = errno.ENOTDIR if real.parent.exists() else errno.ENOENT
+    elif not os.access(real if real.exists() and not real.is_file() else real.parent, os.W_OK):
+        problem = errno.EACCES
+    else:
+        return
+    raise _refusal(Path(path), OSError(problem, os.strerror(problem)))
 
 
 def write_lines(path: TextPath | None, lines: Iterable[str]) -> int:

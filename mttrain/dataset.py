@@ -76,6 +76,15 @@ class TranslationDataset(Dataset[Example]):
             index,
         )
 
+    def locate(self, index: int) -> str:
+        """Where pair `index` stands: "file of the source, line N"."""
+        line, first = int(self.pair_numbers[index]), 0
+        for corpus in self.store.index["corpora"]:
+            first += corpus["pairs"]
+            if index < first:
+                return f"{corpus['files'][0]}, line {line}"
+        raise IndexError(index)
+
     def __reduce__(self) -> tuple[type[TranslationDataset], tuple[EncodedCorpus]]:
         # A loader worker started by spawn maps the files again instead of receiving their content.
         return TranslationDataset, (self.store,)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from mttrain.errors import ConfigError
+from mttrain.errors import ConfigError, MttrainError
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ def init_world(device: str) -> World:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        # Rank 0 encodes the corpus while the others wait: the usual ten minutes are too few.
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(hours=12))
     return World(rank, size, chosen)
 
 
@@ -110,6 +113,20 @@ def close_world(world: World) -> None:
     """Leave the process group."""
     if world.size > 1 and dist.is_initialized():
         dist.destroy_process_group()
+
+
+@contextmanager
+def one_voice(world: World) -> Iterator[None]:
+    """Leave the explanation to the process that failed: the others only find it gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        lost = isinstance(error, dist.DistBackendError) or "gloo" in str(error)
+        if world.size == 1 or not lost:
+            raise
+        raise MttrainError(
+            f"rank {world.rank}: another process of this job has ended; its message says why."
+        ) from error
 
 
 def compute_type(precision: str, device: torch.device) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Dropout whose masks are a function of (seed, update, micro-batch, rank, call site).
+"""Dropout whose masks are a function of (seed, update, global micro-batch, call site).
 
 `bernoulli_` draws from one serial generator: on a CPU that is a fifth of a training step, and where
 the generator stands depends on everything that drew before. Here a mask is a hash of a key and of
@@ -72,9 +72,9 @@ class DropoutKeys:
         self.base = 0
         self.sites = 0
 
-    def set(self, seed: int, update: int, micro_batch: int, rank: int) -> None:
-        """Choose the masks of one forward pass."""
-        self.base = mix64(seed, update, micro_batch, rank)
+    def set(self, seed: int, update: int, micro_batch: int) -> None:
+        """Choose the masks of one forward pass; `micro_batch` counts those of all ranks."""
+        self.base = mix64(seed, update, micro_batch)
 
     def next_site(self) -> int:
         """A number for one more call site."""

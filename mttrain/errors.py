@@ -55,3 +55,12 @@ class TrainingError(MttrainError):
     """Training cannot go on: the loss or the gradients are no longer finite."""
 
     exit_code = 5
+
+
+def unequal_lines(one: str, lines: int, other: str, others: int) -> DataError:
+    """The error about two texts that should be parallel, with both names and both counts."""
+    counted = f"{lines} line" if lines == 1 else f"{lines} lines"
+    return DataError(
+        f"{one} has {counted} but {other} has {others}; line n of one must belong to line n of "
+        "the other."
+    )

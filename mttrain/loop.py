@@ -9,8 +9,9 @@ Nothing draws from a global generator: the order of the data is a function of (s
 of (seed, update, global micro-batch), the learning rate of the update. So weights, optimiser and
 the few numbers of `Progress` are all that exact resuming needs.
 
-Price beside the model's own work: one synchronisation with the device per update, for the norm of
-the gradient, which must be known finite before it is used.
+Price beside the model's own work: the device is waited for once per micro-batch, for the number of
+rows of the loss, and once per update, for the norm of the gradient, which must be known finite
+before it is used.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +44,10 @@ from mttrain.optim import (
     learning_rate,
     set_learning_rate,
 )
-from mttrain.progress import Interrupt, Progress, Window
+from mttrain.progress import Interrupt, Progress, Window, limit_reached
 from mttrain.runlog import RunLog
 
+SUMMED = ("smoothed", "nll", "correct", "target_tokens", "source_tokens")  # over ranks, in Window
 MAX_BAD_UPDATES = 10  # updates in a row whose gradient is not finite before the run stops
 
 
@@ -81,7 +84,8 @@ class Trainer:
 
     model: moved to world.device by the caller. `on_validate(progress)` is called on every rank
     after each `valid_every` updates and at the end, and returns the value that chooses the best
-    checkpoint (higher is better); `on_save(progress, improved)` writes a checkpoint.
+    checkpoint (higher is better), or None, on all ranks, when a signal cut it short;
+    `on_save(progress, improved)` writes a checkpoint.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class Trainer:
         world: World,
         log: RunLog,
         *,
-        on_validate: Callable[[Progress], float],
+        on_validate: Callable[[Progress], float | None],
         on_save: Callable[[Progress, bool], None],
     ) -> None:
         self.config, self.model, self.world, self.log = config, model, world, log
@@ -104,11 +108,17 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.dtype == torch.float16)
         step: nn.Module = StepModule(model, config.optim.label_smoothing)
         if world.size > 1:
-            step = DistributedDataParallel(step, gradient_as_bucket_view=True)
+            # The buffers are position tables, which each rank grows when it needs to.
+            step = DistributedDataParallel(
+                step, gradient_as_bucket_view=True, broadcast_buffers=False
+            )
         self.step = step
         self.interrupt = Interrupt()
+        self.sampler = TokenBatchSampler(
+            partial(epoch_plan, config, dataset), rank=world.rank, world=world.size
+        )
         self._sums: list[Tensor] = []
-        self._clock = time.monotonic()
+        self._clock = self._lap = time.monotonic()
 
     # ---- state -------------------------------------------------------------------------------
 
@@ -118,13 +128,26 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"{name}:{key}"] = value
-        values = {"progress": asdict(self.progress), "scaler": self.scaler.state_dict()}
+        values = {
+            "progress": asdict(self.progress),
+            "scaler": self.scaler.state_dict(),
+            "batches_per_update": self._batches_per_update,
+        }
         return TrainState(tensors=tensors, values=values)
 
     def restore(self, state: TrainState) -> None:
         """Go on from a saved state; the weights are loaded by the caller."""
         self.progress = Progress.from_dict(state.values["progress"])
-        self.scaler.load_state_dict(state.values["scaler"])
+        if not self.world.is_main:
+            self.progress.window = Window()  # rank 0 holds the sums of all
+        if state.values["scaler"]:  # empty when the run was not in float16
+            self.scaler.load_state_dict(state.values["scaler"])
+        former = state.values["batches_per_update"]
+        if former != self._batches_per_update:
+            self.log.say(
+                f"warning: an update now takes {self._batches_per_update} batches, not {former} as "
+                "before: accumulate x number of processes has changed"
+            )
         parameters = dict(self.model.named_parameters())
         for key, value in state.tensors.items():
             name, _, part = key.rpartition(":")
@@ -141,8 +164,14 @@ class Trainer:
 
         Raises TrainingError when the gradient stays not finite.
         """
-        self._clock = time.monotonic()
+        self._clock = self._lap = time.monotonic()
         total = self.config.train.max_steps
+        loader = batch_loader(
+            self.dataset,
+            self.sampler,
+            workers=self.config.data.workers,
+            pin_memory=self.world.device.type == "cuda",
+        )
         self.model.train()
         with (
             self.interrupt,
@@ -150,40 +179,34 @@ class Trainer:
         ):
             reason = self._validate_if_due() or self._limit()
             while not reason:
-                reason = self._epoch()
+                reason = self._epoch(loader)
             if reason not in ("SIGINT", "SIGTERM") and self._unvalidated():
                 reason = self._validate() or reason
         return reason
 
-    def _epoch(self) -> str:
+    @property
+    def _batches_per_update(self) -> int:
+        return self.config.train.accumulate * self.world.size
+
+    def _epoch(self, loader: Iterable[Any]) -> str:
         """Train to the end of the epoch; returns the reason to stop or an empty string."""
-        progress, world = self.progress, self.world
-        sampler = TokenBatchSampler(
-            partial(epoch_plan, self.config, self.dataset), rank=world.rank, world=world.size
-        )
-        sampler.set_position(progress.epoch, progress.batches)
-        plan = sampler.plan
+        progress = self.progress
+        self.sampler.set_position(progress.epoch, progress.batches)
+        plan = self.sampler.plan
         if progress.batches == 0:
             self._log_epoch(plan)
-        loader = batch_loader(
-            self.dataset,
-            sampler,
-            workers=self.config.data.workers,
-            pin_memory=world.device.type == "cuda",
-        )
-        for group in self._groups(iter(loader)):
-            taken = min(len(plan) - progress.batches, len(group) * world.size)
-            end = progress.batches + taken
-            self._update(group, int(plan.target_tokens[progress.batches : end].sum()))
-            progress.batches = end
-            if end == len(plan):
+        divisors = plan.update_tokens(self._batches_per_update, progress.batches).tolist()
+        for group, divisor in zip(self._groups(loader), divisors, strict=True):
+            self._update(group, divisor)
+            progress.batches += self._batches_per_update
+            if progress.batches >= len(plan):
                 progress.epoch, progress.batches = progress.epoch + 1, 0
             reason = self._validate_if_due() or self._limit()
             if reason:
                 return reason
         return ""
 
-    def _groups(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
+    def _groups(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """This rank's batches of one update after the other."""
         group: list[Batch] = []
         for batch in batches:
@@ -206,27 +229,43 @@ class Trainer:
         )
 
     def _limit(self) -> str:
-        train, progress = self.config.train, self.progress
-        stop = self._stop_signal()
-        if stop:
-            self.on_save(progress, False)
-            return stop
-        if train.max_steps is not None and progress.update >= train.max_steps:
-            return "max_steps"
-        if train.max_epochs is not None and progress.epoch >= train.max_epochs:
-            return "max_epochs"
-        limit = train.max_seconds
-        if limit is not None and self.world.any(progress.seconds >= limit):
-            return "max_time"
-        if train.patience is not None and progress.bad_validations >= train.patience:
-            return "patience"
-        return ""
+        progress = self.progress
+        now = time.monotonic()
+        progress.elapsed += now - self._lap
+        self._lap = now
+        if self.interrupted():
+            return self._save_and_stop()
+        # The clocks of the ranks differ: what rank 0 reads is what counts.
+        elapsed = self.world.sum([progress.elapsed if self.world.is_main else 0.0])[0]
+        return limit_reached(
+            self.config.train, progress.update, progress.epoch, elapsed, progress.bad_validations
+        )
 
-    def _stop_signal(self) -> str:
-        """Name of the signal that any rank received, or an empty string."""
-        if not self.world.any(bool(self.interrupt.signal)):
-            return ""
+    def interrupted(self) -> bool:
+        """Whether any rank was sent a signal; every rank must ask at the same point."""
+        return self.world.any(bool(self.interrupt.signal))
+
+    def _save_and_stop(self) -> str:
+        """Save the state and return the name of the signal."""
+        if self.progress.bad_updates == 0 or self.dtype == torch.float16:
+            self._save(improved=False)
         return signal.Signals(self.interrupt.signal or signal.SIGTERM).name
+
+    def _save(self, improved: bool) -> None:
+        if self.world.size > 1:
+            self._share_window()
+        self.on_save(self.progress, improved)
+
+    def _share_window(self) -> None:
+        """Move the sums of all ranks to rank 0, which saves its own."""
+        window = self.progress.window
+        sums = self.world.sum([getattr(window, name) for name in SUMMED])
+        self.progress.window = Window(
+            updates=window.updates, norm=window.norm, seconds=window.seconds
+        )
+        if self.world.is_main:
+            for name, value in zip(SUMMED, sums, strict=True):
+                setattr(self.progress.window, name, value)
 
     # ---- one update --------------------------------------------------------------------------
 
@@ -237,8 +276,9 @@ class Trainer:
         for index, batch in enumerate(group):
             # The number of the micro-batch among all ranks': so one process repeats what two do.
             micro = index * self.world.size + self.world.rank
-            self.model.dropout_keys.set(config.seed, update, micro, 0)
-            self._backward(batch, divisor, last=index == len(group) - 1)
+            self.model.dropout_keys.set(config.seed, update, micro)
+            with self._memory_advice(update, batch):
+                self._backward(batch, divisor, last=index == len(group) - 1)
         self.scaler.unscale_(self.optimizer)
         norm = gradient_norm(self.model.parameters())
         rate = learning_rate(update, config.optim, config.train.max_steps)
@@ -266,12 +306,24 @@ class Trainer:
             self.scaler.scale(loss).backward()
         self._sums.append(torch.stack((sums.smoothed.detach(), sums.nll, sums.correct)))
 
+    @contextmanager
+    def _memory_advice(self, update: int, batch: Batch) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            rows, longest = batch.target_out.shape
+            raise TrainingError(
+                f"out of memory in update {update}, at a batch of {rows} pairs of up to {longest} "
+                "subwords. Lower train.batch_tokens and raise train.accumulate instead, and start "
+                "with --fresh: the plan of the batches changes."
+            ) from error
+
     def _account(self, group: list[Batch], norm: float, rate: float, finite: bool) -> None:
         """Add the update to the log window; write a record when it is due."""
         progress = self.progress
         window = progress.window
         if finite:
-            smoothed, nll, correct = torch.stack(self._sums).double().sum(0).tolist()
+            smoothed, nll, correct = torch.stack(self._sums).cpu().double().sum(0).tolist()
             window.smoothed += smoothed
             window.nll += nll
             window.correct += correct
@@ -297,25 +349,24 @@ class Trainer:
         progress.left_out += 1
         if self.dtype == torch.float16 and progress.bad_updates < MAX_BAD_UPDATES:
             return  # the loss scaler looks for its scale this way
-        lines = self.dataset.pair_numbers[[i for batch in group for i in batch.indices]].tolist()
-        self.log.event("left_out", step=progress.update, pairs=lines)
-        shown = ", ".join(map(str, lines[:8]))
+        pairs = [self.dataset.locate(i) for batch in group for i in batch.indices]
+        self.log.event("left_out", step=progress.update, pairs=pairs)
+        ranks = "" if self.world.size == 1 else " and those of the other processes"
         self.log.say(
-            f"warning: the gradient of update {progress.update} is not finite; "
-            f"it was left out (training pairs {shown}{', ...' if len(lines) > 8 else ''})"
+            f"warning: the gradient of update {progress.update} is not finite and was left out; "
+            f"pairs: {', '.join(pairs[:5])}{', ...' if len(pairs) > 5 else ''}{ranks}"
         )
         if progress.bad_updates >= MAX_BAD_UPDATES:
             raise TrainingError(
                 f"training diverged: {progress.bad_updates} updates in a row, up to update "
                 f"{progress.update}, had a gradient that is not finite. The last checkpoint is "
-                "intact; lower optim.lr or lengthen optim.warmup_steps and begin with --fresh."
+                "intact; lower optim.lr and run the same command again."
             )
 
     def _log_window(self, rate: float) -> None:
         progress, window = self.progress, self.progress.window
         progress.window = Window()
-        names = ("smoothed", "nll", "correct", "target_tokens", "source_tokens")
-        sums = self.world.sum([getattr(window, name) for name in names])
+        sums = self.world.sum([getattr(window, name) for name in SUMMED])
         smoothed, nll, correct, targets, sources = sums
         if targets == 0:
             return
@@ -356,22 +407,16 @@ class Trainer:
         progress = self.progress
         with self._evaluating():
             value = self.on_validate(progress)
-        stop = self._stop_signal()
-        if stop:  # the value may be half a validation's: resuming validates this update again
-            self.on_save(progress, False)
-            return stop
+        if value is None:  # cut short: resuming validates this update again
+            return self._save_and_stop()
         progress.validated = progress.update
         # NaN compares false: it is never the best.
         improved = value > (-math.inf if progress.best is None else progress.best)
         if improved:
-            progress.best, progress.best_update, progress.bad_validations = (
-                value,
-                progress.update,
-                0,
-            )
+            progress.best, progress.bad_validations = value, 0
         else:
             progress.bad_validations += 1
-        self.on_save(progress, improved)
+        self._save(improved)
         return ""
 
     @contextmanager

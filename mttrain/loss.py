@@ -30,7 +30,7 @@ class LossSums:
 
     smoothed: label-smoothed cross-entropy in nats, with a gradient; nll: negative log-likelihood in
     nats; tokens: how many were counted; correct: how often the target was the most likely type.
-    All but `tokens` are 0-dimensional tensors, so that nothing waits for the device.
+    All but `tokens` are 0-dimensional tensors on the device of the model.
     """
 
     smoothed: Tensor
@@ -40,28 +40,28 @@ class LossSums:
 
 
 class _ProjectedLoss(torch.autograd.Function):
-    """(hidden [R, D], weight [V, D], targets [R], smoothing) -> tensor of (smoothed, nll, correct).
+    """(hidden [R, D], weight [V, D], targets [R], smoothing) -> smoothed, (nll, correct).
 
-    Only the first of the three carries a gradient.
+    Only the first carries a gradient. `wanted` says whether it will be asked for: inside a function
+    of autograd `no_grad` cannot be seen.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, wanted: bool
     ) -> tuple[Tensor, Tensor]:
-        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        sums = torch.zeros(3, dtype=torch.float32, device=hidden.device)
-        if hidden.dtype == torch.float64:
-            sums = sums.double()
+        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        sums = torch.zeros(3, dtype=wide, device=hidden.device)
+        projection = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden) if wanted else None
         grad_weight = torch.zeros_like(weight) if wanted else None
         for start, end in _chunks(hidden, weight.shape[0]):
             rows, chosen = hidden[start:end], targets[start:end]
-            grad = _chunk(rows, weight, chosen, smoothing, sums, wanted)
+            grad = _chunk(rows, projection, chosen, smoothing, sums, wanted)
             if grad is None or grad_hidden is None or grad_weight is None:
                 continue
             grad = grad.to(rows.dtype)
-            torch.mm(grad, weight.to(rows.dtype), out=grad_hidden[start:end])
+            torch.mm(grad, projection, out=grad_hidden[start:end])
             if grad_weight.dtype == grad.dtype:
                 grad_weight.addmm_(grad.t(), rows)
             else:
@@ -79,6 +79,7 @@ class _ProjectedLoss(torch.autograd.Function):
         return (
             grad_hidden * grad.to(grad_hidden.dtype),
             grad_weight * grad.to(grad_weight.dtype),
+            None,
             None,
             None,
         )
@@ -99,7 +100,7 @@ def _chunk(
     (1 - e) * -log p[y] + e / V * sum_v -log p[v]   (Szegedy et al. 2016, section 7)
     and its gradient in the logits is p - (1 - e) * onehot(y) - e / V.
     """
-    logits = rows @ weight.to(rows.dtype).t()
+    logits = rows @ weight.t()
     log_probs = F.log_softmax(logits, dim=-1, dtype=sums.dtype)
     column = targets[:, None]
     picked = log_probs.gather(1, column)
@@ -132,6 +133,10 @@ def smoothed_loss(
     flat, flat_targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     real = (flat_targets != pad_id).nonzero()[:, 0]
     rows = flat.index_select(0, real)
+    if torch.is_autocast_enabled(rows.device.type):
+        # The final layer norm gives float32, and autocast does not reach products with `out=`.
+        rows = rows.to(torch.get_autocast_dtype(rows.device.type))
     chosen = flat_targets.index_select(0, real)
-    smoothed, rest = _ProjectedLoss.apply(rows, weight, chosen, smoothing)  # type: ignore[no-untyped-call]
+    wanted = torch.is_grad_enabled()
+    smoothed, rest = _ProjectedLoss.apply(rows, weight, chosen, smoothing, wanted)  # type: ignore[no-untyped-call]
     return LossSums(smoothed, rest[0], int(real.numel()), rest[1])

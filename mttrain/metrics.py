@@ -13,6 +13,7 @@ Price per 1000 sentences: BLEU 0.1 s, chrF 0.2 s, TER some 3 s (more for long, b
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,15 +26,17 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
-from mttrain.errors import ConfigError, DataError, MissingDependency
+from mttrain.errors import ConfigError, DataError, MissingDependency, unequal_lines
+from mttrain.languages import CHINESE, JAPANESE, KOREAN, base_code
 
 METRICS = ("bleu", "chrf", "ter")
 SEED = 12345  # sacreBLEU's own default
 _BY_LANGUAGE = {
-    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
-    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
-    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+    **dict.fromkeys(CHINESE, "zh"),
+    **dict.fromkeys(JAPANESE, "ja-mecab"),
+    **dict.fromkeys(KOREAN, "ko-mecab"),
 }
+_MECAB = ("ja-mecab", "ko-mecab")  # the others that need a package are models of sentencepiece
 # Scripts written without spaces: the words that 13a looks for are whole sentences there.
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 _WORD_TOKENIZERS = ("13a", "intl", "none")
@@ -106,12 +109,19 @@ def _label(name: str) -> str:
 
 def bleu_tokenizer(lang: str | None) -> str:
     """sacreBLEU's tokenizer for a target language such as "de", "zh-CN" or "jpn_Jpan"."""
-    code = (lang or "").lower().replace("_", "-").split("-")[0]
-    return _BY_LANGUAGE.get(code, "13a")
+    return _BY_LANGUAGE.get(base_code(lang), "13a")
+
+
+def perplexity(nll: float) -> float:
+    """exp of a mean negative log-likelihood in nats; infinite where that overflows."""
+    try:
+        return math.exp(nll)
+    except OverflowError:
+        return math.inf
 
 
 def require_tokenizer(name: str) -> None:
-    """Raise now what `score_corpus` would raise for this tokenizer: unknown, or not installed."""
+    """Raise now what `score_corpus` would raise for this tokenizer: unknown, or not to be had."""
     _build("bleu", name, False)
 
 
@@ -169,7 +179,7 @@ def compare_systems(
 
     Arguments and errors as for `score_corpus`.
     """
-    _check_lines(baseline, refs, "The baseline has")
+    _check_lines(baseline, refs, "The baseline")
     _check_lines(hyps, refs)
     tokenizer = tokenize or bleu_tokenizer(lang)
     built = {name: _build(name, tokenizer, lowercase) for name in metrics}
@@ -200,16 +210,14 @@ def _comparison(name: str, baseline: Any, system: Any, *, signature: str) -> Com
 
 
 def _check_lines(
-    hyps: Sequence[str], refs: Sequence[Sequence[str]], who: str = "The hypothesis has"
+    hyps: Sequence[str], refs: Sequence[Sequence[str]], who: str = "The hypothesis"
 ) -> None:
     if not refs or any(isinstance(lines, str) for lines in refs):
         raise DataError("Give the references as one list of lines for each reference file.")
     for number, lines in enumerate(refs, 1):
         if len(lines) != len(hyps):
             name = f"reference {number}" if len(refs) > 1 else "the reference"
-            raise DataError(
-                f"{who} {len(hyps)} lines but {name} has {len(lines)}; they must be parallel."
-            )
+            raise unequal_lines(who, len(hyps), name, len(lines))
     if not hyps:
         raise DataError("There are no lines to score: hypothesis and reference are empty.")
 
@@ -228,11 +236,24 @@ def _build(name: str, tokenizer: str, lowercase: bool) -> Metric:
     try:
         # force: its hint on tokenised text goes to a logger; `tokenized_warning` gives it instead.
         return BLEU(lowercase=lowercase, tokenize=tokenizer, force=True)
-    except (ImportError, RuntimeError):
-        raise MissingDependency(
-            f"The BLEU tokenizer {tokenizer} needs a package that is not installed: "
-            "pip install 'mttrain[zh_ja_ko]', or choose another one, such as char."
-        ) from None
+    except (ImportError, RuntimeError, OSError, SystemExit) as error:
+        raise _no_tokenizer(tokenizer, error) from None
+
+
+def _no_tokenizer(name: str, error: BaseException) -> MissingDependency:
+    """What this tokenizer lacks: its package, or (sentencepiece's) the model it downloads."""
+    other = "or choose another tokenizer, such as char."
+    if isinstance(error, ImportError) or name in _MECAB:
+        package = "-e '.[zh_ja_ko]'" if name in _MECAB else "sentencepiece"
+        return MissingDependency(
+            f"The BLEU tokenizer {name} needs a package that is not installed: pip install "
+            f"{package}, {other}"
+        )
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+    return MissingDependency(
+        f"The BLEU tokenizer {name} needs a model that sacreBLEU could not download: "
+        f"{' '.join(str(reason).split())}. Try again with a network, {other}"
+    )
 
 
 @contextlib.contextmanager

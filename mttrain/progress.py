@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from mttrain.config import TrainConfig
+from mttrain.metrics import Score
 
 
 @dataclass
@@ -31,18 +35,19 @@ class Window:
 class Progress:
     """Where a run stands; all of it is JSON.
 
-    update: updates done; epoch, batches: the position in the data, in global batches; seconds: time
-    in training; best, bad_validations: bookkeeping of the best checkpoint; bad_updates: updates in
-    a row that were left out because the gradient was not finite; left_out: all of those.
+    update: updates done; epoch, batches: the position in the data, in global batches; validated:
+    the last update that was validated; seconds: time in updates; elapsed: all time in the loop,
+    validation included; best, bad_validations: bookkeeping of the best checkpoint; bad_updates:
+    updates in a row that were left out because the gradient was not finite; left_out: all of those.
     """
 
     update: int = 0
     epoch: int = 0
     batches: int = 0
-    seconds: float = 0.0
     validated: int = 0
+    seconds: float = 0.0
+    elapsed: float = 0.0
     best: float | None = None
-    best_update: int = 0
     bad_validations: int = 0
     bad_updates: int = 0
     left_out: int = 0
@@ -52,6 +57,36 @@ class Progress:
     def from_dict(cls, values: dict[str, Any]) -> Progress:
         """Inverse of `dataclasses.asdict`."""
         return cls(**{**values, "window": Window(**values["window"])})
+
+
+def limit_reached(
+    train: TrainConfig, update: int, epoch: int, elapsed: float, bad_validations: int
+) -> str:
+    """Which limit ends training here: max_steps, max_epochs, max_time, patience, or none ("")."""
+    reached = {
+        "max_steps": train.max_steps is not None and update >= train.max_steps,
+        "max_epochs": train.max_epochs is not None and epoch >= train.max_epochs,
+        "max_time": train.max_seconds is not None and elapsed >= train.max_seconds,
+        "patience": train.patience is not None and bad_validations >= train.patience,
+    }
+    return next((name for name, yes in reached.items() if yes), "")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended. reason: max_steps, max_epochs, max_time, patience, SIGINT or SIGTERM;
+    best: name of the best checkpoint; scores: of the test set, when there is one."""
+
+    reason: str
+    run_dir: Path
+    best: str | None
+    scores: list[Score] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0, or what a shell expects of a process ended by that signal."""
+        interrupted = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM}.get(self.reason)
+        return 128 + interrupted if interrupted else 0
 
 
 class Interrupt:

@@ -41,7 +41,7 @@ class RunLog:
     ) -> None:
         self.path = path
         self._console = None if quiet else (console or sys.stderr)
-        self._bar: Progress | None = None
+        self._bar: ProgressBar | None = None
         self._mended = False
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -71,9 +71,11 @@ class RunLog:
                 print(text, file=self._console, flush=True)
 
     @contextlib.contextmanager
-    def progress(self, total: int | None, initial: int = 0) -> Iterator[Progress]:
+    def progress(
+        self, total: int | None, initial: int = 0, *, unit: str = " updates"
+    ) -> Iterator[ProgressBar]:
         """Show progress through `total` updates (None: unknown) while the block runs."""
-        self._bar = Progress(self._console, total, initial)
+        self._bar = ProgressBar(self._console, total, initial, unit)
         try:
             yield self._bar
         finally:
@@ -101,17 +103,18 @@ class RunLog:
             raise DataError(f"{self.path}: cannot write it: {error.strerror}.") from None
 
 
-class Progress:
+class ProgressBar:
     """A bar on a terminal; elsewhere a plain line now and then. Made by `RunLog.progress`."""
 
-    def __init__(self, console: TextIO | None, total: int | None, initial: int) -> None:
+    def __init__(self, console: TextIO | None, total: int | None, initial: int, unit: str) -> None:
         self._console = console
+        self._unit = unit
         self._total = total
         self._spoken = time.monotonic()
         self._bar: _Bar | None = None
         if console is not None and console.isatty():
             self._bar = _Bar(
-                total=total, initial=initial, file=console, unit=" updates", dynamic_ncols=True
+                total=total, initial=initial, file=console, unit=unit, dynamic_ncols=True
             )
 
     def update(self, step: int, **postfix: object) -> None:
@@ -123,7 +126,7 @@ class Progress:
             elif time.monotonic() - self._spoken >= _PLAIN_EVERY:
                 values = "".join(f"  {name} {value}" for name, value in postfix.items())
                 of = "" if self._total is None else f" of {self._total}"
-                self.write(f"update {step}{of}{values}")
+                self.write(f"{step}{of}{self._unit}{values}")
 
     def write(self, text: str) -> None:
         """Print a line above the bar."""

@@ -6,27 +6,33 @@
     checkpoints/     see the module of that name
     data/            the encoded text, unless data.cache_dir says otherwise
 
-A directory that holds a run is resumed when every changed key is one that may change; anything else
-in the place of a run directory is left alone and refused.
+A directory is a run of ours when its config.yaml begins with our mark. It is resumed when every
+changed key is one that may change; anything else in its place is left alone and refused.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from mttrain.checkpoint import Tokenizers
 from mttrain.config import RunConfig, changed_keys, dump_config, load_config
 from mttrain.corpus import atomic_write_text, read_lines
 from mttrain.distributed import World
 from mttrain.errors import ConfigError
+from mttrain.rundir import SHARED, SOURCE, TARGET
 from mttrain.runlog import RunLog
 from mttrain.tokenizer import Tokenizer, train_tokenizer
 
 CONFIG = "config.yaml"
-SHARED, SOURCE, TARGET = "tokenizer.json", "tokenizer.source.json", "tokenizer.target.json"
-OWN_NAMES = (CONFIG, SHARED, SOURCE, TARGET, "log.jsonl", "checkpoints", "data")
+MARK = "# The settings of a run, written by `mttrain train`; changing this file has no effect.\n"
+LOCK = ".lock"
+STORE_FILE = re.compile(r"(train|valid|test)-[0-9a-f]{16}\..*|\.tmp-.*")
 
 MAY_CHANGE = (
     "threads",
@@ -52,44 +58,93 @@ MAY_CHANGE = (
 """Keys and sections that take effect when a run is resumed; all others would make another run."""
 
 
-def prepare_run_dir(config: RunConfig, *, fresh: bool) -> list[str]:
-    """Make the directory, or check that the run in it may go on with these settings.
+def check_run_dir(config: RunConfig) -> list[str]:
+    """Check, without writing, that training with these settings may use its directory.
 
-    Returns a line for each changed key that takes effect now. Raises ConfigError naming each key
-    that may not change.
+    Returns a line for each changed key of a run that would be resumed. Raises ConfigError when
+    something else is in the way, naming each key that may not change.
     """
     run_dir = Path(config.run_dir)
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError(f"run_dir {run_dir} is a file; name another directory.")
     path = run_dir / CONFIG
-    changes: list[str] = []
-    if path.exists() and fresh:
-        _remove_run(run_dir)
-    elif path.exists():
-        changes = _allowed_changes(load_config(path), config, run_dir)
-    elif run_dir.exists() and any(run_dir.iterdir()):
+    if is_run(run_dir):
+        return _allowed_changes(load_config(path), config, run_dir)
+    if run_dir.exists() and any(entry.name != LOCK for entry in run_dir.iterdir()):
         raise ConfigError(
-            f"run_dir {run_dir} is not empty and holds no {CONFIG}, so it is no run of ours; "
-            "name another directory."
+            f"run_dir {run_dir} is not empty and holds no {CONFIG} of a run of ours; name another "
+            "directory."
         )
+    return []
+
+
+def is_run(run_dir: Path) -> bool:
+    """Whether the directory is one that `mttrain train` made."""
+    try:
+        with open(run_dir / CONFIG, encoding="utf-8") as file:
+            return file.readline() == MARK
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def make_run_dir(config: RunConfig, *, fresh: bool) -> IO[str]:
+    """Make the directory of a new run, or take over an old one; `fresh` empties that first.
+
+    The file that is returned holds the lock: while it is open, no other process trains here.
+    """
+    run_dir = Path(config.run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        text = dump_config(config)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            atomic_write_text(path, text)
+        lock = _locked(run_dir)
+        if fresh and is_run(run_dir):
+            _remove_run(run_dir)
+        if not is_run(run_dir):
+            write_config(config)
     except OSError as error:
         raise ConfigError(f"run_dir {run_dir}: cannot write there: {error.strerror}.") from None
-    return changes
+    return lock
+
+
+def write_config(config: RunConfig) -> None:
+    """Write the resolved configuration unless it stands there already."""
+    path, text = Path(config.run_dir) / CONFIG, MARK + dump_config(config)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        atomic_write_text(path, text)
+
+
+def _locked(run_dir: Path) -> IO[str]:
+    """An exclusive lock that the system lets go when the process ends, however it ends."""
+    lock = open(run_dir / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  # open as long as the run
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read().strip()
+        lock.close()
+        raise ConfigError(
+            f"run_dir {run_dir} is in use by another training (process {owner}); wait for it, or "
+            "choose another run_dir."
+        ) from None
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
 
 
 def _remove_run(run_dir: Path) -> None:
     """Remove the files of a run and nothing else that may lie in its directory."""
-    for name in OWN_NAMES:
-        path = run_dir / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    for name in (SHARED, SOURCE, TARGET, "log.jsonl"):
+        (run_dir / name).unlink(missing_ok=True)
+    if (run_dir / "checkpoints").is_dir():
+        shutil.rmtree(run_dir / "checkpoints")
+    store = run_dir / "data"
+    if store.is_dir():
+        for path in store.iterdir():
+            if STORE_FILE.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not any(store.iterdir()):
+            store.rmdir()
+    (run_dir / CONFIG).unlink()  # last: until then it is a run, and may be removed again
 
 
 def _allowed_changes(old: RunConfig, new: RunConfig, run_dir: Path) -> list[str]:

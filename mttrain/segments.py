@@ -1,7 +1,8 @@
 """Source lines as rows of batches: numbered, cut, split at sentence ends, sorted into batches.
 
 Lengths are in subwords with EOS unless said otherwise. A cut line keeps its EOS: a model that has
-only seen whole sentences would go on looking for the end.
+only seen whole sentences would go on looking for the end. Sentence ends are told by signs alone,
+without a model of the language: rather one part too long than a sentence torn at "Mr.".
 
 Shapes: B rows of a batch, S longest of them.
 """
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,9 +27,19 @@ DEFAULT_BATCH_TOKENS = 4096
 DEFAULT_BATCH_TOKENS_DEVICE = 65_536
 DEFAULT_WINDOW = 2048  # lines
 
-# A sentence ends after . ! ? … and closing quotes or brackets before white space, and after the
-# Chinese and Japanese signs, which no space follows.
-_SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'»”’)\]]*(?=\s)|[。！？]+[」』”’）]*")
+# A period does not end a sentence after a digit ("3. Mai"), after a single letter ("z. B.", "J. S.
+# Bach") and after these, in any case; some of them may also stand at an end, which is then missed.
+_ABBREVIATIONS = (
+    "mr", "mrs", "ms", "dr", "prof", "sr", "sra", "st", "jr", "vs", "etc", "hr", "fr", "nr", "ca",
+    "bzw", "usw", "usf", "vgl", "evtl", "ggf",
+)  # fmt: skip
+_NO_END = "".join(rf"(?<!(?i:\b{word}\.))" for word in (r"\w", *_ABBREVIATIONS))
+# Otherwise a sentence ends after . ! ? … and closing quotes or brackets before white space, and
+# after the Chinese and Japanese signs, which no space follows.
+_SENTENCE_END = re.compile(rf"(?<=[.!?…])(?<!\d\.){_NO_END}[\"'»”’)\]]*(?=\s)|[。！？]+[」』”’）]*")
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -38,8 +50,11 @@ class TranslateOptions(SearchOptions):
     batch_tokens: int | None = None
     batch_size: int | None = None  # sentences of a batch, instead
     window: int | None = None  # lines read ahead and sorted; None = 2048, or 1 for batch_size 1
-    max_source_length: int | None = None  # subwords, EOS included; None = the model's, or 1000
-    split_long: bool = False  # translate lines above the training length sentence by sentence
+    # Subwords read of a line, EOS included; None = the model's positions where they are learned,
+    # otherwise 1000, or the training length if that is more.
+    max_source_length: int | None = None
+    # Translate lines that are longer than that, or than the training length, in parts.
+    split_long: bool = False
 
     def _rules(self) -> list[tuple[bool, str]]:
         both = self.batch_tokens is not None and self.batch_size is not None
@@ -48,6 +63,11 @@ class TranslateOptions(SearchOptions):
         return [
             *super()._rules(),
             (both, "give batch_tokens or batch_size, not both"),
+            (
+                self.split_long and self.nbest > 1,
+                f"with split_long there is one output for a line, not nbest {self.nbest}: the "
+                "lists of its parts make no list of the whole",
+            ),
             (least, f"max_source_length is {self.max_source_length}; it must be 2 or more"),
             *(
                 (value is not None and value < 1, f"{name} is {value}; it must be 1 or more")
@@ -130,6 +150,35 @@ def batches(
         rows = size or max(1, tokens // lengths[order[at]])
         yield list(order[at : at + rows])
         at += rows
+
+
+def in_halves(
+    work: Callable[[Sequence[Item]], list[Result]],
+    items: Sequence[Item],
+    too_large: Callable[[Item], Exception],
+) -> list[Result]:
+    """work(items), one result for each; in halves where they do not fit into memory together.
+
+    Raises what `too_large` makes of an item that does not fit alone.
+    """
+    try:
+        return work(items)
+    except (RuntimeError, MemoryError) as error:
+        if not _out_of_memory(error):
+            raise
+        if len(items) == 1:
+            raise too_large(items[0]) from error
+    # Outside the handler, whose traceback would keep the tensors alive.
+    half = len(items) // 2
+    return in_halves(work, items[:half], too_large) + in_halves(work, items[half:], too_large)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether an allocator gave up; that of the CPU (c10, alloc_cpu) raises a RuntimeError."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error)
+    return any(sign in text for sign in ("not enough memory", "can't allocate memory"))
 
 
 def split_sentences(text: str, tokenizer: Tokenizer, longest: int) -> list[list[int]]:

@@ -124,7 +124,6 @@ class Tokenizer:
         self.newline_ids = frozenset(
             index for index, data in enumerate(self._bytes) if b"\n" in data or b"\r" in data
         )
-        self.is_character = pre_tokenizer == _LEVELS["character"]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -398,15 +397,16 @@ class TokenizerReport:
     def tokens_per_character(self) -> float:
         return self.tokens / max(self.characters, 1)
 
-    def text(self) -> str:
-        """Five lines for the terminal."""
+    def text(self, longest: str | None = None) -> str:
+        """Five lines for the terminal; `longest` names the longest line, if not by number alone."""
         return "\n".join(
             (
                 f"vocabulary   {self.size} tokens",
                 f"text         {self.lines} lines, {self.words} words, {self.tokens} tokens",
                 f"fertility    {self.tokens_per_word:.3f} tokens per word, "
                 f"{self.tokens_per_character:.3f} per character",
-                f"longest      {self.longest_tokens} tokens (line {self.longest_line})",
+                f"longest      {self.longest_tokens} tokens "
+                f"({longest or f'line {self.longest_line}'})",
                 f"round trip   {self.failures} lines changed",
             )
         )

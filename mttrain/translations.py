@@ -175,8 +175,13 @@ class Summary:
             (self.empty, "came out empty"),
         ):
             if numbers:
-                lines.append(f"warning: {_count(len(numbers))} {what}: {_listed(numbers)}")
+                lines.append(lines_warning(numbers, what))
         return "\n".join(lines)
+
+
+def lines_warning(numbers: Sequence[int], what: str) -> str:
+    """The warning that these lines (from 1) `what`, such as "came out empty"; the first by name."""
+    return f"warning: {_count(len(numbers))} {what}: {_listed(numbers)}"
 
 
 def _count(number: int) -> str:

@@ -2,7 +2,8 @@
 
 Lines are read in windows, encoded, sorted by length so that batches hold little padding, searched,
 and put back in order. Blank lines never reach the model. A line with more subwords than the limit
-is cut (EOS kept) and marked; `split_long` translates long lines sentence by sentence instead.
+is cut (EOS kept) and marked; `split_long` translates long lines sentence by sentence instead. A
+batch that does not fit into memory is halved until it does.
 Several models with the same tokenizers form an ensemble that averages probabilities.
 
 Price: a window is in memory at a time and its first line comes out with its last; a batch size of
@@ -27,7 +28,8 @@ from torch import Tensor
 from mttrain.checkpoint import ModelBundle, load_model
 from mttrain.corpus import one_line
 from mttrain.distributed import autocast, choose_device, compute_type
-from mttrain.errors import CheckpointError, ConfigError
+from mttrain.errors import CheckpointError, ConfigError, DataError
+from mttrain.languages import sentence_space
 from mttrain.model import DecoderState, Transformer
 from mttrain.search import EnsembleStepper, Hypothesis, Stepper, search
 from mttrain.segments import (
@@ -36,6 +38,7 @@ from mttrain.segments import (
     TranslateOptions,
     batches,
     cut_ids,
+    in_halves,
     numbered_lines,
     padded,
     split_sentences,
@@ -70,12 +73,7 @@ class ForcedScore:
 
     sum: float
     tokens: int
-    cut: bool = False  # source or target was longer than the model's limit
-
-    @property
-    def per_token(self) -> float:
-        """Mean log-probability of a token."""
-        return self.sum / self.tokens
+    cut: bool = False  # source or target was longer than the limit
 
 
 class ModelStepper:
@@ -104,6 +102,7 @@ class _Unit:
     """What one search row translates: a line, or one of the parts of a long line."""
 
     place: int  # index in the window
+    line: int  # its number, from 1
     key: int  # of random draws
     ids: list[int]  # EOS included
     prefix: list[int]
@@ -121,7 +120,7 @@ class Translator:
     ) -> None:
         """Use built models; `device` None leaves them where they are.
 
-        CheckpointError when the members of an ensemble have other tokenizers.
+        CheckpointError when the members of an ensemble have other tokenizers or languages.
         """
         self.bundles = [bundles] if isinstance(bundles, ModelBundle) else list(bundles)
         assert self.bundles, "a translator needs a model"
@@ -180,27 +179,33 @@ class Translator:
         prefixes: per line, what its translation must begin with (white space at its end is
         dropped: the next token brings its own). DataError when there are not as many as lines.
         """
-        options = self._completed(options or TranslateOptions())
+        options = self.completed(options or TranslateOptions())
         queue = numbered_lines(lines, prefixes)
         while window := list(itertools.islice(queue, options.lines_ahead())):
             yield from self._window(window, options)
 
-    def _completed(self, options: TranslateOptions) -> TranslateOptions:
-        """The options with this model's symbols; ids that hold a line end are forbidden."""
+    def completed(self, options: TranslateOptions) -> TranslateOptions:
+        """The options with this model's symbols and source limit, as they are used.
+
+        Ids that hold a line end are forbidden.
+        """
         forbidden = {*options.forbidden, PAD_ID, BOS_ID, *self.target_tokenizer.newline_ids}
-        limit = options.max_source_length or self.max_positions or DEFAULT_MAX_SOURCE
-        if self.max_positions is not None and limit > self.max_positions:
-            raise ConfigError(
-                f"max_source_length is {limit}, but the model has {self.max_positions} positions."
-            )
         return replace(
             options,
             forbidden=tuple(sorted(forbidden)),
-            max_source_length=limit,
+            max_source_length=self._source_limit(options.max_source_length),
             pad=PAD_ID,
             bos=BOS_ID,
             eos=EOS_ID,
         )
+
+    def _source_limit(self, wanted: int | None) -> int:
+        """Subwords read of a source, EOS included; ConfigError for more than can be read."""
+        most = self.max_positions
+        limit = wanted or most or max(DEFAULT_MAX_SOURCE, self._training_length())
+        if most is not None and limit > most:
+            raise ConfigError(f"max_source_length is {limit}, but the model has {most} positions.")
+        return limit
 
     # ---- one window ---------------------------------------------------------------------------
 
@@ -216,7 +221,9 @@ class Translator:
                 options.sentence_tokens(self.device),
             )
             for batch in batches(order, lengths, tokens=tokens, size=options.batch_size):
-                answers = self._search([units[i] for i in batch], options)
+                answers = in_halves(
+                    lambda part: self._search(part, options), [units[i] for i in batch], _too_large
+                )
                 for i, hypotheses in zip(batch, answers, strict=True):
                     results[i] = hypotheses
         for unit, hypotheses in zip(units, results, strict=True):
@@ -230,7 +237,10 @@ class Translator:
         """What is to be searched: nothing for a blank line, several parts for a split one."""
         places = [place for place, line in enumerate(window) if line.text.strip()]
         encoded = self.source_tokenizer.encode_batch([window[place].text for place in places])
-        longest = self._training_length() - 1 if options.split_long else math.inf
+        assert options.max_source_length is not None, "the options are not completed"
+        longest = math.inf
+        if options.split_long:
+            longest = min(self._training_length(), options.max_source_length) - 1
         units = []
         for place, ids in zip(places, encoded, strict=True):
             line = window[place]
@@ -241,7 +251,8 @@ class Translator:
             for number, part in enumerate(parts):
                 kept, shorter = cut_ids(part, options.max_source_length)
                 key = line.number + (number << 40)  # parts of a line draw their own numbers
-                units.append(_Unit(place, key, kept, prefix if number == 0 else [], shorter))
+                begin = prefix if number == 0 else []
+                units.append(_Unit(place, line.number, key, kept, begin, shorter))
         return units
 
     def _training_length(self) -> int:
@@ -249,25 +260,17 @@ class Translator:
         lengths = [bundle.meta.get("max_length") for bundle in self.bundles]
         return min((n for n in lengths if isinstance(n, int)), default=DEFAULT_MAX_SOURCE)
 
-    def _search(self, units: list[_Unit], options: TranslateOptions) -> list[list[Hypothesis]]:
-        """The hypotheses of each unit; a batch too large for the device is halved."""
-        try:
-            src = padded([unit.ids for unit in units], self.device)
-            return search(
-                self._stepper(),
-                src,
-                options,
-                lengths=[len(unit.ids) - 1 for unit in units],
-                prefixes=[unit.prefix for unit in units],
-                limit=self.max_positions,
-                line_ids=[unit.key for unit in units],
-            )
-        except torch.OutOfMemoryError:
-            if len(units) == 1:
-                raise
-        # Outside the handler, whose traceback would keep the tensors alive.
-        half = len(units) // 2
-        return self._search(units[:half], options) + self._search(units[half:], options)
+    def _search(self, units: Sequence[_Unit], options: TranslateOptions) -> list[list[Hypothesis]]:
+        """The hypotheses of each unit."""
+        return search(
+            self._stepper(),
+            padded([unit.ids for unit in units], self.device),
+            options,
+            lengths=[len(unit.ids) - 1 for unit in units],
+            prefixes=[unit.prefix for unit in units],
+            limit=self.max_positions,
+            line_ids=[unit.key for unit in units],
+        )
 
     def _stepper(self) -> Stepper[DecoderState] | EnsembleStepper:
         steppers = [ModelStepper(model) for model in self.models]
@@ -300,7 +303,7 @@ class Translator:
         if len(parts) == 1:
             found = [self._text(hypothesis) for hypothesis in parts[0]]
         else:
-            found = self._joined(parts, options)
+            found = [self._joined([part[0] for part in parts], options)]
         return Translation(
             line.number,
             line.text,
@@ -318,42 +321,39 @@ class Translator:
         )
 
     def _joined(
-        self, parts: list[list[Hypothesis]], options: TranslateOptions
-    ) -> list[TranslatedHypothesis]:
-        """The best of all parts as one output, then the second best, as far as all parts go."""
-        language = str(self.bundles[0].meta.get("target_lang", ""))
-        space = "" if language.startswith(("zh", "ja")) else " "
-        joined = []
-        for row in zip(*parts, strict=False):  # the shortest n-best list ends it
-            texts = [self._text(hypothesis) for hypothesis in row]
-            score = sum(h.score for h in row)
-            length = sum(len(h.tokens) + h.finished for h in row)
-            joined.append(
-                TranslatedHypothesis(
-                    space.join(t.text.strip() for t in texts),
-                    score,
-                    options.ranked(score, length, finished=False),
-                    all(h.finished for h in row),
-                    tuple(itertools.chain.from_iterable(h.tokens for h in row)),
-                )
-            )
-        return joined
+        self, parts: Sequence[Hypothesis], options: TranslateOptions
+    ) -> TranslatedHypothesis:
+        """The outputs of the parts of a line as one; the score is the sum, each EOS counted."""
+        space = sentence_space(str(self.bundles[0].meta.get("target_lang", "")))
+        score = sum(part.score for part in parts)
+        length = sum(len(part.tokens) + part.finished for part in parts)
+        return TranslatedHypothesis(
+            space.join(self._text(part).text.strip() for part in parts),
+            score,
+            options.ranked(score, length, finished=False),
+            all(part.finished for part in parts),
+            tuple(itertools.chain.from_iterable(part.tokens for part in parts)),
+        )
 
     # ---- forced scoring -----------------------------------------------------------------------
 
     def score(
-        self, pairs: Iterable[tuple[str, str]], *, batch_tokens: int = DEFAULT_BATCH_TOKENS
+        self,
+        pairs: Iterable[tuple[str, str]],
+        *,
+        batch_tokens: int = DEFAULT_BATCH_TOKENS,
+        max_source_length: int | None = None,
     ) -> list[ForcedScore]:
         """Log-probability of each target given its source, EOS included, in their order.
 
-        batch_tokens bounds rows x longest of each side. What is longer than the model's limit is
-        cut and marked.
+        batch_tokens bounds rows x longest of each side. A source longer than `max_source_length`
+        (None: as in translation), and a target longer than learned positions, is cut and marked.
         """
         sources, targets = [], []
         for source, target in pairs:
             sources.append(source)
             targets.append(target)
-        limit = self.max_positions or DEFAULT_MAX_SOURCE
+        limit = self._source_limit(max_source_length)
         left = [cut_ids(ids, limit) for ids in self.source_tokenizer.encode_batch(sources)]
         right = [
             cut_ids(ids, self.max_positions) for ids in self.target_tokenizer.encode_batch(targets)
@@ -380,13 +380,15 @@ class Translator:
         sums = [0.0] * len(items)
         with self._ready():
             for batch in batches(order, longest, tokens=batch_tokens):
-                totals = self._forced([items[i] for i in batch]).tolist()
+                totals = in_halves(
+                    lambda part: self._forced([items[i] for i in part]), batch, _pair_too_large
+                )
                 for i, total in zip(batch, totals, strict=True):
                     sums[i] = total
         return sums
 
-    def _forced(self, items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tensor:
-        """Sums of log-probabilities [B]."""
+    def _forced(self, items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+        """Sums of log-probabilities, one for each of the B items."""
         src = padded([source for source, _ in items], self.device)
         out = padded([target for _, target in items], self.device)  # [B, T]
         begin = out.new_full((len(items), 1), BOS_ID)
@@ -398,7 +400,8 @@ class Translator:
         picked = torch.stack(each).logsumexp(0) - math.log(len(each))  # [N]
         totals = torch.zeros(out.shape, device=self.device)
         totals[real] = picked
-        return totals.sum(1)
+        sums: list[float] = totals.sum(1).tolist()
+        return sums
 
 
 def _picked(model: Transformer, hidden: Tensor, tokens: Tensor) -> Tensor:
@@ -422,3 +425,23 @@ def _check_ensemble(bundles: Sequence[ModelBundle]) -> None:
                     f"{other.path} and {first.path} have different {side} tokenizers; an ensemble "
                     "needs models that were trained with the same one."
                 )
+            mine, its = (b.meta.get(f"{side}_lang") for b in (first, other))
+            if mine and its and mine != its:
+                raise CheckpointError(
+                    f"{other.path} and {first.path} have different {side} languages ({its} and "
+                    f"{mine}); an ensemble needs models of one translation direction."
+                )
+
+
+def _too_large(unit: _Unit) -> DataError:
+    return DataError(
+        f"Input line {unit.line} ({len(unit.ids)} subwords) does not fit into memory, not even "
+        "alone. Lower --beam or --max-source-length, or translate it in parts with --split-long."
+    )
+
+
+def _pair_too_large(index: int) -> DataError:
+    return DataError(
+        f"Pair {index + 1} does not fit into memory, not even alone, to be scored. Lower "
+        "--max-source-length."
+    )

@@ -11,7 +11,6 @@ as much as a few dozen updates.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +23,11 @@ from mttrain.config import RunConfig
 from mttrain.dataset import TranslationDataset, batch_loader
 from mttrain.distributed import World, autocast, compute_type
 from mttrain.loss import smoothed_loss
-from mttrain.metrics import Score, score_corpus
+from mttrain.metrics import Score, perplexity, score_corpus
 from mttrain.model import Transformer
 from mttrain.translator import TranslateOptions, Translator
 
-WINDOW = 512  # lines translated between two looks at a signal
+WINDOW = 256  # lines of a rank that are translated between two looks at a signal
 VALID_BATCH_TOKENS = 4096  # padded tokens of a side in a validation batch; no gradients are kept
 
 
@@ -44,10 +43,7 @@ class Likelihood:
     @property
     def perplexity(self) -> float:
         """exp(nll); infinite rather than an overflow error when the loss is huge."""
-        try:
-            return math.exp(self.nll)
-        except OverflowError:
-            return math.inf
+        return perplexity(self.nll)
 
 
 def likelihood(
@@ -117,20 +113,27 @@ class Validator:
         dataset: TranslationDataset,
         beam: int,
         stop: Callable[[], bool] = lambda: False,
-    ) -> Evaluation:
-        """Likelihood of `dataset`, the encoded pairs of the text, and scores of translations."""
+    ) -> Evaluation | None:
+        """Likelihood of `dataset`, the encoded pairs of the text, and scores of translations.
+
+        None when `stop` said so; see `translate`.
+        """
         model.eval()
         known = likelihood(model, dataset, self.config, self.world)
         texts = self.translate(model, beam, stop)
+        if texts is None:
+            return None
         scores = self.score(texts)
         values = {score.name.lower(): score.value for score in scores} | {"nll": known.nll}
         return Evaluation(values, scores, known, texts)
 
     def translate(
         self, model: Transformer, beam: int, stop: Callable[[], bool] = lambda: False
-    ) -> list[str]:
-        """One output per source line. `stop` may cut the work short when there is one process; the
-        lines left are empty then."""
+    ) -> list[str] | None:
+        """One output per source line, or None when `stop` is true before one of the windows.
+
+        All ranks have equally many windows, so `stop` may ask them all.
+        """
         translator = Translator(
             [self._bundle(model)],
             device=self.world.device,
@@ -141,14 +144,17 @@ class Validator:
             beam=beam,
             length_penalty=decode.length_penalty,
             max_length=decode.max_length,
-            window=WINDOW,
         )
-        size, rank = self.world.size, self.world.rank
+        size = self.world.size
+        mine = self.sources[self.world.rank :: size]
+        mine += [""] * (-(-len(self.sources) // size) - len(mine))
         texts: list[str] = []
-        for translation in translator.translate_lines(self.sources[rank::size], options):
-            texts.append(translation.text)
-            if size == 1 and stop():
-                return texts + [""] * (len(self.sources) - len(texts))
+        for start in range(0, len(mine), WINDOW):
+            if stop():
+                return None
+            texts += translator.translate(mine[start : start + WINDOW], options)
+        if stop():
+            return None
         parts = self.world.gather_texts(texts)
         return [parts[i % size][i // size] for i in range(len(self.sources))]
 

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[..., str]:
+    """Write lines to a file of the test's directory and return its path."""
+
+    def write(name: str, lines: list[str] | bytes) -> str:
+        data = lines if isinstance(lines, bytes) else "".join(f"{x}\n" for x in lines).encode()
+        (tmp_path / name).write_bytes(data)
+        return str(tmp_path / name)
+
+    return write
 
 
 @pytest.fixture(scope="session")

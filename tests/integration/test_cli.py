@@ -36,18 +36,6 @@ def run(
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Callable[..., str]:
-    """Write lines to a file of the test's directory and return its path."""
-
-    def write(name: str, lines: list[str] | bytes) -> str:
-        data = lines if isinstance(lines, bytes) else "".join(f"{x}\n" for x in lines).encode()
-        (tmp_path / name).write_bytes(data)
-        return str(tmp_path / name)
-
-    return write
-
-
-@pytest.fixture
 def small_tokenizer(tmp_path: Path) -> str:
     path = tmp_path / "tok.json"
     train_tokenizer(["the house and the dog"] * 3, vocab_size=270).save(path)
@@ -133,7 +121,12 @@ def test_every_option_has_help(command: str, capsys: Capture) -> None:
         (["translate", "--model", "x", "--format", "xml"], "error: Invalid value for '--format'"),
         (["encode"], "error: Name the model: --model RUN."),
         (["tokenize"], "error: There is no text to learn from"),
-        (["tokenize", "--vocab-size", "9", "x"], "error: "),
+        (["tokenize", "--vocab-size", "9", "x"], "error: tokenizer.vocab_size is 9"),
+        (["tokenize", "--vocab-size", "0", "x"], "error: tokenizer.vocab_size is 0"),
+        (["tokenize", "x", "--separate"], "error: --separate needs both --source and --target."),
+        (["tokenize", "--config", "x", "--separate"], "error: With --config its tokenizer.shared"),
+        (["train", "--config", "x", "--dry-run", "--fresh"], "error: --dry-run trains nothing"),
+        (["encode", "--model", "x", "--side", "source"], "error: x is one vocabulary: --side has"),
         (["tokenize", "x", "--source", "y"], "error: Give FILES"),
         (["tokenize", "x", "--set", "seed=2"], "error: --set changes a setting of --config"),
         (["eval", "--hyp", "x"], "error: Name the reference: --ref F."),
@@ -143,6 +136,10 @@ def test_every_option_has_help(command: str, capsys: Capture) -> None:
         (
             ["eval", "--ref", "x", "--hyp", "y", "--beam", "3", "--source", "z"],
             "error: No effect with --hyp, which is translated already: --beam, --source.",
+        ),
+        (
+            ["eval", "--ref", "x", "--hyp", "x", "--device", "cpu", "--precision", "auto"],
+            "error: No effect with --hyp, which is translated already: --device, --precision.",
         ),
         (["eval", "--ref", "x", "--hyp", "y", "--samples", "9"], "error: --samples has an effect"),
         (
@@ -158,7 +155,9 @@ def test_every_option_has_help(command: str, capsys: Capture) -> None:
 def test_wrong_usage_is_one_line_and_status_2(
     arguments: list[str], message: str, capsys: Capture, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """C03: wrong usage ended in a traceback, or an option without effect passed silently."""
+    """C03: wrong usage ended in a traceback, or an option without effect passed silently: a device
+    for a file to be scored, a side of a file, `--fresh` beside `--dry-run`; and 0 was taken for
+    "not given"."""
     monkeypatch.chdir(tmp_path)
     Path("x").write_text("some text\n", encoding="utf-8")
     assert main(arguments) == 2
@@ -179,6 +178,7 @@ def test_wrong_usage_is_one_line_and_status_2(
         (["--sample", "--temperature", "0"], "temperature is 0"),
         (["--batch-size", "3", "--batch-tokens", "30"], "batch_tokens or batch_size, not both"),
         (["--min-length", "30", "--max-length", "20"], "min_length 30 and EOS do not fit"),
+        (["--split-long", "--nbest", "2"], "with split_long there is one output for a line"),
         (["--format", "jsonl", "--scores"], "--format jsonl always holds the scores"),
         (["--device", "gpu"], "device 'gpu' is unknown"),
         (["--input", "-", "--prefix", "-"], "Only one of the files can be standard input"),
@@ -207,11 +207,11 @@ def test_configuration_errors_are_all_printed(files: Any, capsys: Capture) -> No
     ("arguments", "status", "message"),
     [
         (["tokenize", "nowhere.txt"], 3, "error: nowhere.txt: "),
-        (["encode", "--model", "nowhere"], 3, "error: nowhere does not exist"),
+        (["encode", "--model", "nowhere"], 4, "error: nowhere does not exist"),
         (["translate", "--model", "nowhere", "--input", "x"], 4, "error: nowhere does not exist"),
         (["translate", "--model", "x", "--input", "nowhere"], 3, "error: nowhere: no such file."),
         (["eval", "--hyp", "x", "--ref", "nowhere"], 3, "error: nowhere: no such file."),
-        (["eval", "--hyp", "x", "--ref", "y"], 3, "error: x has 1 lines but y has 2"),
+        (["eval", "--hyp", "x", "--ref", "y"], 3, "error: x has 1 line but y has 2"),
         (["eval", "--hyp", "y", "--ref", "x"], 3, "error: y has 2 lines but x has 1"),
         (["eval", "--hyp", "y", "--ref", "y", "--ref", "x"], 3, "error: y has 2 lines but x"),
         (["eval", "--hyp", "x", "--ref", "x", "--baseline", "y"], 3, "error: y has 2 lines but x"),
@@ -219,7 +219,7 @@ def test_configuration_errors_are_all_printed(files: Any, capsys: Capture) -> No
         (["eval", "--hyp", "bad", "--ref", "y"], 3, "error: bad, line 2, byte offset 2: byte 0xff"),
         (["tokenize", "bad"], 3, "error: bad, line 2, byte offset 2"),
         (["tokenize", "empty"], 3, "error: There is no text to learn a tokenizer from"),
-        (["tokenize", "x", "--output", "no/where.json"], 3, "error: no/where.json: cannot write"),
+        (["tokenize", "bad", "--output", "no/where.json"], 3, "error: no/where.json: cannot write"),
     ],
 )
 def test_data_and_model_errors(
@@ -439,7 +439,8 @@ def test_tokenize_two_vocabularies_from_a_configuration(
     assert (source.size, target.size) == (270, 270)
     assert len(source.encode("small")) < len(target.encode("small"))
     assert main([*arguments, "--level", "character", "--vocab-size", "265"]) == 0
-    assert Tokenizer.load(tmp_path / "v" / "tokenizer.source.json").is_character
+    single = Tokenizer.load(tmp_path / "v" / "tokenizer.source.json")
+    assert single.pieces("small dog") == list("small\u2581dog")
     assert main([*arguments, "--set", "tokenizer.shared=true"]) == 0
     assert output.exists()
     capsys.readouterr()

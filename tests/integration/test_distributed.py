@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,56 +16,88 @@ from mttrain.checkpoint import load_model
 from mttrain.config import dump_config
 from mttrain.runlog import read_log
 from mttrain.trainer import train
-from tests.integration.training_help import random_sentences, tiny_config, write_pairs
+from tests.integration.training_help import (
+    random_sentences,
+    tiny_config,
+    wait_for_updates,
+    write_pairs,
+)
+
+STEPS = 350  # long enough to be stopped on the way
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Run directories: one process with accumulate 2, and two processes with accumulate 1."""
-    folder = tmp_path_factory.mktemp("ranks")
-    lines = random_sentences(61, seed=5)  # an odd number of batches: one rank runs dry
-    valid = random_sentences(7, seed=6)
-    data = {
-        "train": write_pairs(folder, "train", [(line, line) for line in lines]),
-        "valid": write_pairs(folder, "valid", [(line, line) for line in valid]),
-    }
-    settings = {"max_steps": 14, "valid_every": 7, "average": 2}
-    one = tiny_config(folder / "one", data, train={**settings, "accumulate": 2})
-    one = one.model_copy(update={"threads": 1})
-    train(one)
-    two = tiny_config(folder / "two", data, train=settings)
-    path = folder / "two.yaml"
-    path.write_text(dump_config(two))
+def launch(path: Path) -> subprocess.Popen[str]:
+    """Two ranks of `mttrain train` under torchrun."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
         "-m", "mttrain", "train", "--config", str(path),
     ]  # fmt: skip
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for the job; what it said on stderr."""
+    err = process.communicate(timeout=240)[1]
+    assert process.returncode == 0, err[-3000:]
+    return err
+
+
+def corpus(folder: Path) -> dict[str, Any]:
+    """61 pairs, so an odd number of batches: one rank runs dry; a validation line far beyond the
+    256 prepared positions, on one rank only, and fewer validation lines than a window."""
+    lines = random_sentences(61, seed=5)
+    valid = [*random_sentences(6, seed=6), " ".join(random_sentences(60, seed=7))]
+    return {
+        "train": write_pairs(folder, "train", [(line, line) for line in lines]),
+        "valid": write_pairs(folder, "valid", [(line, line) for line in valid]),
+    }
+
+
+def parameters(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return dict(load_model(run / "checkpoints" / f"step-{step:08d}").model.named_parameters())
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Run directories: one process with accumulate 2, and two processes with accumulate 1, which
+    were stopped by SIGTERM on the way and started again."""
+    folder = tmp_path_factory.mktemp("ranks")
+    data = corpus(folder)
+    settings = {"max_steps": STEPS, "valid_every": STEPS // 2, "average": 2, "log_every": 7}
+    one = tiny_config(folder / "one", data, train={**settings, "accumulate": 2})
+    train(one.model_copy(update={"threads": 1}))
+    two = tiny_config(folder / "two", data, train=settings)
+    path = folder / "two.yaml"
+    path.write_text(dump_config(two))
+    process = launch(path)
+    wait_for_updates(Path(two.run_dir) / "log.jsonl", 3)
+    process.send_signal(signal.SIGTERM)
+    err = process.communicate(timeout=120)[1]
+    assert process.returncode != 0 and "stopped by SIGTERM" in err
+    assert "resuming after update" in finish(launch(path))
     return Path(one.run_dir), Path(two.run_dir)
 
 
 def test_same_parameters(both: tuple[Path, Path]) -> None:
-    """R18, M09: the gradient is divided by the tokens of all ranks, dropout follows the global
-    batch, and a rank without a batch neither hangs nor changes the mean."""
-    first, second = (
-        dict(load_model(run / "checkpoints" / "step-00000014").model.named_parameters())
-        for run in both
-    )
+    """R18, M09, R20: the gradient is divided by the tokens of all ranks, dropout follows the global
+    batch, and neither a rank without a batch, nor a position table grown on one rank only, nor a
+    stop in between changes the result."""
+    first, second = (parameters(run, STEPS) for run in both)
     for name, value in first.items():
-        torch.testing.assert_close(value, second[name], rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(value, second[name], rtol=1e-2, atol=1e-4)
 
 
 def test_same_log(both: tuple[Path, Path]) -> None:
-    """Losses are sums over all ranks; validation counts every pair once; records appear once."""
+    """R26: losses are sums over all ranks; validation counts every pair once; no record is there
+    twice or missing after the stop."""
     logs = [read_log(run / "log.jsonl") for run in both]
-    for kind, keys in (("train", ("loss", "target_tokens", "source_tokens", "lr", "epoch")),
-                       ("valid", ("nll", "target_tokens", "chrf"))):  # fmt: skip
+    for kind, keys in (("train", ("step", "loss", "target_tokens", "source_tokens", "lr", "epoch")),
+                       ("valid", ("step", "nll", "target_tokens"))):  # fmt: skip
         rows = [[record for record in log if record["kind"] == kind] for log in logs]
         assert len(rows[0]) == len(rows[1]) > 1
         for one, two in zip(*rows, strict=True):
             for key in keys:
-                assert one[key] == pytest.approx(two[key], rel=1e-4, abs=1e-3), (kind, key)
+                assert one[key] == pytest.approx(two[key], rel=1e-3, abs=1e-3), (kind, key)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,13 @@ import torch
 
 from mttrain.checkpoint import checkpoint_names, load_model
 from mttrain.config import dump_config
-from mttrain.runlog import read_log
 from mttrain.trainer import train
-from tests.integration.training_help import random_sentences, tiny_config, write_pairs
+from tests.integration.training_help import (
+    random_sentences,
+    tiny_config,
+    wait_for_updates,
+    write_pairs,
+)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -61,12 +64,3 @@ def test_interrupted_run_is_saved_and_goes_on(
         for run in runs
     )
     assert all(torch.equal(first[key], second[key]) for key in first)
-
-
-def wait_for_updates(path: Path, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if path.exists() and sum(r["kind"] == "train" for r in read_log(path)) >= count:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"no {count} updates in {path}")

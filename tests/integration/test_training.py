@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from mttrain.checkpoint import load_model, read_index
+from mttrain.checkpoint import checkpoint_names, load_model, newest_good, read_index
 from mttrain.config import RunConfig
-from mttrain.errors import ConfigError, DataError, TrainingError
+from mttrain.dataset import TranslationDataset, collate, encode_corpus
+from mttrain.errors import CheckpointError, ConfigError, DataError, TrainingError
+from mttrain.loop import epoch_plan
+from mttrain.model import Transformer
+from mttrain.optim import learning_rate
 from mttrain.runlog import read_log
+from mttrain.runsetup import make_run_dir
+from mttrain.tokenizer import train_tokenizer
 from mttrain.trainer import TrainResult, train
 from mttrain.translator import TranslateOptions, Translator
 from tests.integration.training_help import random_sentences, tiny_config, write_pairs
@@ -142,6 +151,57 @@ def test_accumulation_averages_tokens_not_batches(tmp_path: Path) -> None:
     assert first["target_tokens"] == second["target_tokens"]
 
 
+def test_uneven_groups_against_a_loop_by_hand(tmp_path: Path) -> None:
+    """M09, M10: weights after two epochs of seven batches in groups of four, with smoothing,
+    against the plain loop: sum of the losses of a group over its tokens, then AdamW."""
+    data = copy_data(tmp_path, count=14)
+    config = tiny_config(
+        tmp_path,
+        data,
+        model={"dropout": 0.0},
+        # Adam makes full steps of gradients that are mere rounding; a large eps does not.
+        optim={"eps": 1e-3},
+        train={"batch_tokens": None, "batch_size": 2, "accumulate": 4, "max_steps": None,
+               "max_epochs": 2, "valid_every": 100},
+    )  # fmt: skip
+    run = train(config)
+    trained_weights = weights(run.run_dir, 4)
+    bundle = load_model(run.run_dir)
+    tokenizers = (bundle.source_tokenizer, bundle.target_tokenizer)
+    dataset = TranslationDataset(
+        encode_corpus(config.data, tokenizers, "train", tmp_path / "store")
+    )
+    torch.manual_seed(config.seed)
+    model = Transformer(config.model, tokenizers[0].size, tokenizers[1].size)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), eps=1e-3, weight_decay=0.0)
+    update = 0
+    for epoch in range(2):
+        plan = epoch_plan(config, dataset, epoch)
+        for start in (0, 4):
+            update += 1
+            batches = [
+                collate([dataset[int(i)] for i in plan.batch(position)])
+                for position in range(start, min(start + 4, len(plan)))
+            ]
+            losses = [
+                F.cross_entropy(
+                    model.project(model(b.source, b.target_in)).flatten(0, 1),
+                    b.target_out.flatten(),
+                    ignore_index=0,
+                    label_smoothing=0.1,
+                    reduction="sum",
+                )
+                for b in batches
+            ]
+            optimizer.zero_grad()
+            (sum(losses) / sum(b.target_tokens for b in batches)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.param_groups[0]["lr"] = learning_rate(update, config.optim, None)
+            optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained_weights[name], parameter.detach(), rtol=0, atol=1e-5)
+
+
 def test_leftover_group_is_an_update_of_its_own(tmp_path: Path) -> None:
     """M10, D06: seven batches in groups of four make two updates an epoch, and no pair is lost."""
     data = copy_data(tmp_path, count=14)
@@ -265,6 +325,84 @@ def test_fresh_starts_again(tmp_path: Path) -> None:
     assert len(records(result.run_dir, "begin")) == 1
 
 
+def test_fresh_spares_what_is_not_ours(tmp_path: Path) -> None:
+    """A folder with somebody's own config.yaml and data/ was once taken for a run and emptied."""
+    folder = tmp_path / "exp"
+    data = copy_data(folder / "data")
+    (folder / "config.yaml").write_text("# my own settings\nrun_dir: exp\n")
+    config = tiny_config(tmp_path, data).model_copy(update={"run_dir": str(folder)})
+    for fresh in (False, True):
+        with pytest.raises(ConfigError, match="not empty"):
+            train(config, fresh=fresh)
+    (folder / "config.yaml").unlink()
+    inside = tiny_config(tmp_path, data).model_copy(update={"run_dir": str(tmp_path / "run")})
+    train(inside)
+    mine = tmp_path / "run" / "data" / "train-notes.txt"
+    mine.write_text("mine")
+    train(inside, fresh=True)
+    assert mine.read_text() == "mine" and Path(data["train"]["source"]).exists()
+
+
+def test_second_training_in_one_directory_is_refused(tmp_path: Path) -> None:
+    """Two processes in one run directory would remove each other's files; the lock names one."""
+    config = tiny_config(tmp_path, copy_data(tmp_path))
+    message = rf"in use by another training \(process {os.getpid()}"
+    with make_run_dir(config, fresh=False), pytest.raises(ConfigError, match=message):
+        train(config)
+    train(config)
+
+
+def test_changes_of_a_finished_run_are_named_and_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R16, R22: a changed key that has no effect must not be taken in silence."""
+    data = copy_data(tmp_path)
+    first = train(tiny_config(tmp_path, data))
+    before = snapshot(first.run_dir)
+    capsys.readouterr()
+    train(tiny_config(tmp_path, data, decode={"beam": 4}))
+    assert "no effect on a finished run: decode.beam: 2 -> 4" in capsys.readouterr().err
+    assert snapshot(first.run_dir) == before
+
+
+def test_log_of_a_run_that_died_before_its_first_checkpoint(tmp_path: Path) -> None:
+    """R26: what such a run logged must not stand beside the records of the next start."""
+    config = tiny_config(tmp_path, copy_data(tmp_path))
+    run_dir = train(config).run_dir
+    shutil.rmtree(run_dir / "checkpoints")
+    lines = (run_dir / "log.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["kind"] != "end"]
+    (run_dir / "log.jsonl").write_text("".join(kept))
+    train(config)
+    assert [r["step"] for r in records(run_dir, "train")] == list(range(1, 13))
+    assert len(records(run_dir, "begin")) == len(records(run_dir, "corpus")) == 1
+
+
+def test_replaced_tokenizer_is_refused_on_resume(tmp_path: Path) -> None:
+    """R17: the same size in another order would train on permuted ids, fluently and wrongly."""
+    data = copy_data(tmp_path)
+    run_dir = train(tiny_config(tmp_path, data)).run_dir
+    other = train_tokenizer(random_sentences(200, seed=99), vocab_size=330)
+    other.save(run_dir / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        train(tiny_config(tmp_path, data, train={"max_steps": 14}))
+
+
+def test_damaged_newest_checkpoint_and_a_signal(tmp_path: Path) -> None:
+    """Falling back must not leave the damaged one as the newest: its successor was pruned."""
+    data = copy_data(tmp_path)
+    run_dir = train(tiny_config(tmp_path, data)).run_dir
+    weights_file = run_dir / "checkpoints" / "step-00000012" / "model.safetensors"
+    content = bytearray(weights_file.read_bytes())
+    content[-1] ^= 1
+    weights_file.write_bytes(content)
+    short = tiny_config(tmp_path, data, train={"max_steps": 8, "valid_every": 100})
+    (run_dir / "log.jsonl").write_text("")  # forget that the run was finished
+    train(short)
+    assert checkpoint_names(run_dir) == ["step-00000006", "step-00000008"]
+    assert newest_good(run_dir) == run_dir / "checkpoints" / "step-00000008"
+
+
 def test_foreign_directory_is_refused(tmp_path: Path) -> None:
     """R13: a directory with something else in it is never taken over."""
     config = tiny_config(tmp_path, copy_data(tmp_path))
@@ -282,7 +420,7 @@ def test_changed_text_is_refused(tmp_path: Path) -> None:
     train(tiny_config(tmp_path, data))
     lines = random_sentences(60, seed=77)
     write_pairs(tmp_path, "train", [(line, line) for line in lines])
-    with pytest.raises(Exception, match="training text has changed"):
+    with pytest.raises(CheckpointError, match=r"text has changed.*train\.src"):
         train(tiny_config(tmp_path, data, train={"max_steps": 14}))
 
 
@@ -365,6 +503,46 @@ def test_validation_score_is_what_translate_gives(tmp_path: Path) -> None:
     assert record["beam"] == 3 and record["length_penalty"] == 1.0
 
 
+def test_embedding_has_the_size_of_the_learned_vocabulary(tmp_path: Path) -> None:
+    """K05: 32,000 asked of a text that gives a few hundred: the model follows the tokenizer."""
+    run = trained(
+        tmp_path, copy_data(tmp_path), tokenizer={"vocab_size": 32000}, train={"max_steps": 2}
+    )
+    bundle = load_model(run.run_dir)
+    size = bundle.source_tokenizer.size
+    assert size < 1000 and bundle.model.encoder.embed_tokens.num_embeddings == size
+
+
+def test_pair_above_the_budget_is_a_batch_of_its_own(tmp_path: Path) -> None:
+    """D05: one sentence larger than batch_tokens must neither hang nor vanish."""
+    run = trained(tmp_path, copy_data(tmp_path, count=5), train={"batch_tokens": 3, "max_steps": 5})
+    assert records(run.run_dir, "epoch")[0]["batches"] == 5
+
+
+def test_report_counts_what_is_left_out(tmp_path: Path) -> None:
+    """T12, D01: blank and over-long pairs are skipped as pairs, with counts and line numbers."""
+    pairs = [(line, line) for line in random_sentences(20, seed=3, shortest=2)]
+    pairs[2], pairs[4], pairs[8] = ("", "ba"), ("ba", ""), ("", "")
+    pairs[10] = ("ba " * 80, "ba")
+    data = {
+        "train": write_pairs(tmp_path, "train", pairs),
+        "valid": write_pairs(tmp_path, "valid", pairs[12:16]),
+    }
+    run = trained(tmp_path, data, train={"max_steps": 2})
+    corpus = records(run.run_dir, "corpus")[0]["splits"][0]
+    assert corpus["skipped"] == {"blank": 3, "too_long": 1} and corpus["kept"] == 16
+    encoded = records(run.run_dir, "encoded")[0]
+    assert encoded["pairs"] == 16 and encoded["skipped"]["blank"]["count"] == 3
+
+
+def test_precision_may_change_on_resume(tmp_path: Path) -> None:
+    """A float32 run that goes on in float16 has no scale to load, which must not be an error."""
+    data = copy_data(tmp_path)
+    train(tiny_config(tmp_path, data))
+    result = train(tiny_config(tmp_path, data, train={"max_steps": 14, "precision": "fp16"}))
+    assert result.reason == "max_steps"
+
+
 # ---- what goes wrong ---------------------------------------------------------------------------
 
 
@@ -376,11 +554,13 @@ def test_divergence_stops_the_run_and_spares_the_checkpoint(tmp_path: Path) -> N
         tmp_path,
         data,
         optim={"lr": 1e30, "clip_norm": None, "schedule": "constant"},
-        train={"max_steps": 100},
+        train={"max_steps": 100, "valid_every": 4},  # a validation among the bad updates
     )
     with pytest.raises(TrainingError, match="not finite"):
         train(wild)
-    assert all(v.isfinite().all() for v in weights(good.run_dir, 12).values())
+    newest = newest_good(good.run_dir)
+    assert newest is not None
+    assert all(v.isfinite().all() for _, v in load_model(newest).model.named_parameters())
     index = read_index(good.run_dir)
     assert all(math.isfinite(s["nll"]) for s in index.scores.values() if "nll" in s)
 

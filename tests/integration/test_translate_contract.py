@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mttrain.checkpoint import ModelBundle
 from mttrain.dataset import Example, collate
-from mttrain.errors import DataError
+from mttrain.errors import ConfigError, DataError
 from mttrain.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer, train_tokenizer
 from mttrain.translator import Summary, TranslateOptions, Translation, Translator, output_lines
 
@@ -178,8 +178,14 @@ def test_an_error_inside_a_batch_loses_no_line(tokenizer: Tokenizer) -> None:
     lines = [f"dog {n}" for n in range(23)]
     translator = copying(tokenizer, most_rows=3)
     assert translator.translate(lines, TranslateOptions(beam=1, batch_size=16)) == lines
-    with pytest.raises(torch.OutOfMemoryError):
-        copying(tokenizer, most_rows=0).translate(lines, TranslateOptions(batch_size=16))
+
+
+def test_a_line_too_large_for_the_memory_is_named(tokenizer: Tokenizer) -> None:
+    """S09: one sentence that did not fit ended in a traceback that told neither line nor remedy."""
+    found = copying(tokenizer, most_rows=0).translate_lines(["", "", "Hello ."])
+    count = len(tokenizer.encode("Hello .")) + 1
+    with pytest.raises(DataError, match=rf"Input line 3 \({count} subwords\) .*--split-long"):
+        list(found)
 
 
 def test_batch_size_one_answers_line_by_line(tokenizer: Tokenizer) -> None:
@@ -292,10 +298,58 @@ def test_long_lines_split_at_sentence_ends(tokenizer: Tokenizer) -> None:
     assert whole[0].pieces == 1 and whole[0].text == long
 
 
-def test_chinese_sentences_split_without_spaces(tokenizer: Tokenizer) -> None:
-    """split_long ends sentences at 。！？ and joins Chinese output without a space."""
+def test_nothing_is_cut_that_could_be_split(tokenizer: Tokenizer) -> None:
+    """A source limit below the training length cut the parts: what did not reach the training
+    length, but was too long to be read, lost its end though --split-long was given."""
+    line = "The house is small . A dog runs ! Hello . Bye ."
+    sentence = max(len(tokenizer.encode(s)) for s in ("The house is small .", " A dog runs !"))
+    limit = sentence + 2
+    assert limit < len(tokenizer.encode(line)) < 256
+    for read in (limit, None):
+        meta = {"max_length": 256 if read else limit}
+        options = TranslateOptions(split_long=True, max_source_length=read)
+        [found] = copying(tokenizer, meta=meta).translate_lines([line], options)
+        assert found.text == line and found.pieces > 1 and not found.source_cut
+
+
+def test_a_line_of_training_length_is_read_whole(tokenizer: Tokenizer) -> None:
+    """S08: a model trained on sentences of up to 1,500 subwords read 1,000 of a line, also in its
+    validation; forced scoring did the same. A model of short sentences still reads 1,000."""
+    text = "z" * 1200
+    assert len(tokenizer.encode(text)) == 1200
+    for longest, cut in ((1500, False), (1200, True), (64, True)):
+        engine = copying(tokenizer, meta={"max_length": longest})
+        [found] = engine.translate_lines([text], TranslateOptions(beam=1))
+        assert found.source_cut is cut
+        assert len(found.text) == min(1200, max(longest, 1000) - 1)
+    [short] = copying(tokenizer, meta={"max_length": 1500}).translate_lines(
+        [text], TranslateOptions(beam=1, max_source_length=100)
+    )
+    assert len(short.text) == 99
+
+
+def test_the_score_of_a_split_line_is_the_sum_of_its_parts(tokenizer: Tokenizer) -> None:
+    """Each part has an end symbol of its own, and the length counts it."""
+    parts = ["The house is small .", "A dog runs !"]
+    options = TranslateOptions(beam=2, split_long=True, length_penalty=1.0)
+    longest = max(len(tokenizer.encode(part)) for part in parts) + 1
+    engine = copying(tokenizer, meta={"max_length": longest})
+    alone = [t.hypotheses[0] for t in engine.translate_lines(parts, options)]
+    [whole] = engine.translate_lines([" ".join(parts)], options)
+    [best] = whole.hypotheses
+    assert whole.pieces == 2
+    assert best.score == pytest.approx(sum(h.score for h in alone), rel=1e-3)
+    assert best.ranked == pytest.approx(best.score / sum(len(h.tokens) + 1 for h in alone))
+    with pytest.raises(ConfigError, match="one output for a line, not nbest 2"):
+        TranslateOptions(beam=2, nbest=2, split_long=True)
+
+
+@pytest.mark.parametrize("lang", ["zh", "cmn_Hans", "yue", "jpn"])
+def test_chinese_sentences_split_without_spaces(tokenizer: Tokenizer, lang: str) -> None:
+    """split_long ends sentences at 。！？ and joins Chinese and Japanese output without a space,
+    whichever code the language has."""
     line = "你好。「我们走！」好吗？" * 4
-    translator = copying(tokenizer, meta={"max_length": 45, "target_lang": "zh"})
+    translator = copying(tokenizer, meta={"max_length": 45, "target_lang": lang})
     [found] = translator.translate_lines([line], TranslateOptions(split_long=True))
     assert found.text == line and found.pieces >= 4
     model: Any = translator.models[0]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
 from mttrain.config import RunConfig, parse_config
+from mttrain.runlog import read_log
 
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in "aeiou"]  # 60 two-letter words
 
@@ -47,3 +49,13 @@ def tiny_config(folder: Path, data: dict[str, Any], **sections: dict[str, Any]) 
     for name, settings in sections.items():
         values[name] = {**values.get(name, {}), **settings}
     return parse_config(values)
+
+
+def wait_for_updates(path: Path, count: int) -> None:
+    """Return when the log of a running training holds `count` records of updates."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if path.exists() and sum(r["kind"] == "train" for r in read_log(path)) >= count:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"no {count} updates in {path}")

@@ -7,7 +7,9 @@ last two tokens, so a state that is not moved with its beam gives another answer
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -165,6 +167,40 @@ def test_beam_one_is_greedy(power: float) -> None:
         assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
         assert one[0].ranked == pytest.approx(other[0].ranked, abs=1e-5)
     assert {found[0].finished for found in greedy} == {True, False}
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"min_length": 4},
+        {"no_repeat_ngram": 2},
+        {"no_repeat_ngram": 1, "min_length": 3},
+        {"forbidden": (0, 1, 2, 5, 7)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("limit", [None, 6])
+@pytest.mark.parametrize("forced", [False, True])
+def test_beam_one_is_greedy_under_every_rule(
+    rules: dict[str, Any], limit: int | None, forced: bool
+) -> None:
+    """S11: minimum length, blocked n-grams, forbidden tokens, forced prefixes of several lengths
+    and the hard limit of learned positions are rules of both code paths."""
+    table = random_table(100, 10, 8, sharp=1.0, eos=0.5)
+    chooser = random.Random(2)
+    prefixes = [chooser.choices(range(FIRST, FIRST + 8), k=i % 4) for i in range(100)]
+    options = SearchOptions(beam=1, max_length=9, **rules)
+    more: dict[str, Any] = {"limit": limit, "prefixes": prefixes if forced else None}
+    greedy = greedy_search(ContextTable(table), sources(table), options, **more)
+    beamed = beam_search(ContextTable(table), sources(table), options, **more)
+    for place, (one, other) in enumerate(zip(greedy, beamed, strict=True)):
+        assert [(h.tokens, h.finished) for h in one] == [(h.tokens, h.finished) for h in other]
+        assert one[0].score == pytest.approx(other[0].score, abs=1e-5)
+        assert one[0].ranked == pytest.approx(other[0].ranked, abs=1e-5)
+        if forced:
+            assert list(one[0].tokens[: place % 4]) == prefixes[place]
+    assert {found[0].finished for found in greedy} == {True, False}
+    assert max(len(found[0].tokens) for found in greedy) <= (limit or 9)
 
 
 def test_a_larger_penalty_gives_longer_output() -> None:

@@ -23,6 +23,7 @@ MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py")) if path.stem
 LAYERS: dict[str, float] = {
     "errors": 0,
     "yamlio": 0,
+    "languages": 0,
     "settings": 0.5,  # of config
     # What stands on the errors alone.
     "config": 1,
@@ -53,6 +54,7 @@ LAYERS: dict[str, float] = {
     "loop": 5,  # of trainer
     "runsetup": 5,  # of trainer
     "validation": 5.5,  # of trainer
+    "run": 5.75,  # of trainer
     "trainer": 6,
     # The command line.
     "cli_decode": 6.5,

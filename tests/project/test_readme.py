@@ -124,3 +124,39 @@ def test_every_option_is_documented_and_has_help() -> None:
 def test_public_names_import() -> None:
     for name in mttrain.__all__:
         assert getattr(mttrain, name) is not None
+
+
+def test_public_names_are_typed() -> None:
+    """`from mttrain import Translator` was Any to a type checker: it reads no table, only the
+    imports below TYPE_CHECKING; with "as", or the name would count as private."""
+    source = (PROJECT / "mttrain" / "__init__.py").read_text(encoding="utf-8")
+    (block,) = (
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    seen = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            assert alias.asname == alias.name
+            seen[alias.name] = (node.module or "").removeprefix("mttrain.")
+    assert seen == mttrain._PUBLIC
+
+
+def test_decoding_options_of_eval() -> None:
+    """The page said that `eval` takes all options of `translate`; it names those that it lacks."""
+    text = (PROJECT / "docs" / "decoding.md").read_text(encoding="utf-8")
+    section = text.split("## Evaluation")[1]
+    first = section.split("| option")[0]
+    known = {name: set(options(command)) for name, command in commands().items()}
+    for name in known["translate"] - known["eval"]:
+        assert f"`{name}`" in first, name
+    named = set(re.findall(r"`(--[a-z-]+)`", first))
+    assert known["translate"] - known["eval"] <= named <= known["translate"] | known["eval"]
+
+
+def test_getting_started_says_where_the_command_is() -> None:
+    """The page called a bare `mttrain`, which is in .venv and on nobody's path."""
+    text = (PROJECT / "docs" / "getting-started.md").read_text(encoding="utf-8")
+    assert "source .venv/bin/activate" in text.split("mttrain train")[0]

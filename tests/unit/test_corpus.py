@@ -25,6 +25,7 @@ from mttrain.corpus import (
     one_line,
     read_lines,
     read_pairs,
+    require_writable,
     write_lines,
 )
 from mttrain.errors import DataError
@@ -346,6 +347,24 @@ def test_full_disk_is_one_sentence(tmp_path: Path) -> None:
         write_lines("/dev/full", ["x" * 100_000])
     with pytest.raises(DataError, match="cannot write it: No such file or directory"):
         write_lines(tmp_path / "no" / "folder", ["x"])
+
+
+def test_what_cannot_be_written_is_known_before(tmp_path: Path) -> None:
+    """A missing folder was found out after the work was done; the words are those of writing."""
+    (tmp_path / "folder").mkdir()
+    put(tmp_path / "file", b"old\n")
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "new")
+    for path in ("no/where", "folder", "file/below"):
+        with pytest.raises(DataError) as before:
+            require_writable(tmp_path / path)
+        with pytest.raises(DataError) as after:
+            write_lines(tmp_path / path, ["x"])
+        assert str(before.value) == str(after.value)
+    for path in ("new", "file", "folder/new", "link", os.devnull):
+        require_writable(tmp_path / path)
+    require_writable("-")
+    assert (tmp_path / "file").read_bytes() == b"old\n"
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder", "link"]
 
 
 def test_closed_pipe_stays_a_closed_pipe() -> None:

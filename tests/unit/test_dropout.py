@@ -49,12 +49,12 @@ def test_module_scales_and_repeats_and_is_off_in_evaluation() -> None:
     keys = DropoutKeys()
     module, other = KeyedDropout(0.25, keys), KeyedDropout(0.25, keys)
     x = torch.ones(64, 33)
-    keys.set(seed=1, update=10, micro_batch=0, rank=0)
+    keys.set(seed=1, update=10, micro_batch=0)
     first = module(x)
     assert first.unique().tolist() == [0.0, pytest.approx(1 / 0.75)]
     assert torch.equal(first, module(x))
     assert not torch.equal(first, other(x))
-    keys.set(seed=1, update=11, micro_batch=0, rank=0)
+    keys.set(seed=1, update=11, micro_batch=0)
     assert not torch.equal(first, module(x))
     module.eval()
     assert module(x) is x

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
+import math
 import os
 import random
+import sys
+import types
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 
@@ -17,10 +21,12 @@ from mttrain.metrics import (
     bleu_tokenizer,
     cjk_warning,
     compare_systems,
+    perplexity,
     require_tokenizer,
     score_corpus,
     tokenized_warning,
 )
+from mttrain.validation import Likelihood
 
 REF = [
     "Two young, white males are outside near many bushes.",
@@ -77,7 +83,7 @@ def test_unequal_line_counts_are_refused(shift: int) -> None:
 
 def test_references_per_sentence_are_refused() -> None:
     """E04: a list per sentence instead of one per file scored the first sentence only."""
-    with pytest.raises(DataError, match="parallel"):
+    with pytest.raises(DataError, match="hypothesis has 3 lines but reference 1 has 1; line n of"):
         score_corpus(REF[:3], [[line] for line in REF[:3]])
     with pytest.raises(DataError, match="one list of lines"):
         score_corpus(REF, REF)
@@ -149,6 +155,7 @@ def test_tokenizers_by_language() -> None:
     }.items():
         assert bleu_tokenizer(lang) == name
     assert bleu_tokenizer(None) == "13a"
+    assert bleu_tokenizer("jav") == "13a"  # Javanese
 
 
 def test_chinese_needs_its_tokenizer() -> None:
@@ -165,21 +172,54 @@ def test_chinese_needs_its_tokenizer() -> None:
     assert cjk_warning([], "13a") is None
 
 
-def test_missing_or_unknown_tokenizers_are_one_sentence() -> None:
-    """E02: without its extra package sacreBLEU raises a RuntimeError over several lines."""
-    if importlib.util.find_spec("MeCab") is None:
-        with pytest.raises(
-            MissingDependency, match=r"ja-mecab needs .*mttrain\[zh_ja_ko\]"
-        ) as error:
-            bleu(["a"], ["a"], lang="ja")
-        assert "\n" not in str(error.value)
+def test_missing_or_unknown_tokenizers_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E02: without its extra package sacreBLEU raises a RuntimeError over several lines. The advice
+    is the README's: there is no package of that name to install from elsewhere."""
+    for name, language in {"ja": "ja-mecab", "ko": "ko-mecab"}.items():
+        module = f"sacrebleu.tokenizers.tokenizer_{language.replace('-', '_')}"
+        importlib.import_module(module)
+        monkeypatch.setattr(f"{module}.MeCab", None)
+        with pytest.raises(MissingDependency) as error:
+            bleu(["a"], ["a"], lang=name)
+        text = str(error.value)
+        assert f"{language} needs a package that is not installed" in text and "\n" not in text
+        command = "pip install -e '.[zh_ja_ko]'"
+        readme = Path(__file__).resolve().parents[2] / "README.md"
+        assert command in text and command in readme.read_text(encoding="utf-8")
         with pytest.raises(MissingDependency):
-            require_tokenizer("ja-mecab")
+            require_tokenizer(language)
     with pytest.raises(ConfigError, match="Unknown BLEU tokenizer '14b'; there are none, zh, 13a"):
         bleu(["a"], ["a"], tokenize="14b")
     with pytest.raises(ConfigError, match="Unknown metric 'rouge'"):
         score_corpus(REF, [REF], metrics=["rouge"])
     require_tokenizer("13a")
+
+
+def test_tokenizers_of_sentencepiece(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """E02: flores200 advised the Japanese package, and a failed download was a traceback."""
+    importlib.import_module("sacrebleu.tokenizers.tokenizer_spm")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)  # as if it were not installed
+    with pytest.raises(MissingDependency, match=r"flores200 .*: pip install sentencepiece, or"):
+        require_tokenizer("flores200")
+
+    def no_network(*_: object) -> None:
+        raise URLError("no\nroute to host")
+
+    stand_in = types.SimpleNamespace(SentencePieceProcessor=object)
+    monkeypatch.setitem(sys.modules, "sentencepiece", stand_in)
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.download_file", no_network)
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
+    with pytest.raises(MissingDependency, match=r"could not download: no route to host\. Try"):
+        require_tokenizer("flores200")
+
+
+def test_perplexity() -> None:
+    """M18: exp() of a large loss raised OverflowError after the work was done."""
+    assert perplexity(0.0) == 1.0 and perplexity(1.0) == pytest.approx(math.e)
+    assert math.isfinite(perplexity(709.0))
+    assert perplexity(800.0) == perplexity(math.inf) == math.inf
+    assert math.isnan(perplexity(math.nan))
+    assert Likelihood(nll=800.0, accuracy=0.0, tokens=1).perplexity == math.inf
 
 
 def test_tokenised_text_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:

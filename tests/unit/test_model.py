@@ -209,7 +209,7 @@ def test_every_dropout_is_off_in_evaluation() -> None:
     model.train()
     outputs = []
     for update in (1, 1, 2):
-        model.dropout_keys.set(seed=1, update=update, micro_batch=0, rank=0)
+        model.dropout_keys.set(seed=1, update=update, micro_batch=0)
         outputs.append(model(src, tgt))
     assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
 
@@ -217,7 +217,7 @@ def test_every_dropout_is_off_in_evaluation() -> None:
 def test_dropout_follows_the_embedding_once() -> None:
     """A classic: dropout inside the position layer and again in the encoder."""
     model = tiny(dropout=0.5, encoder_layers=1).train()
-    model.dropout_keys.set(1, 1, 0, 0)
+    model.dropout_keys.set(1, 1, 0)
     embedded = model.encoder.embed(torch.randint(4, VOCAB, (50, 40)))
     assert (embedded == 0).double().mean().item() == pytest.approx(0.5, abs=0.02)
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from mttrain.translations import Summary, TranslatedHypothesis, Translation, has_loop, output_lines
+from mttrain.translations import (
+    Summary,
+    TranslatedHypothesis,
+    Translation,
+    has_loop,
+    lines_warning,
+    output_lines,
+)
 
 
 def translation(line: int = 1, text: str = "x", **flags: object) -> Translation:
@@ -47,6 +54,11 @@ def test_summary_counts_and_names_lines() -> None:
     assert "warning: 1 line came out empty: line 12" in text
     assert "not UTF-8" in text
     assert "output limit" not in text and "loop" not in text
+
+
+def test_a_warning_about_lines() -> None:
+    assert lines_warning([7], "fell") == "warning: 1 line fell: line 7"
+    assert lines_warning(range(1, 8), "x") == "warning: 7 lines x: line 1, 2, 3, 4, 5 and 2 more"
 
 
 def test_a_clean_summary_is_one_line() -> None:

@@ -14,18 +14,31 @@ from torch import Tensor
 
 from mttrain.checkpoint import ModelBundle, save_checkpoint
 from mttrain.config import ModelConfig
-from mttrain.errors import CheckpointError, ConfigError
+from mttrain.errors import CheckpointError, ConfigError, DataError
 from mttrain.model import Transformer
-from mttrain.search import EnsembleStepper, SearchOptions, search
+from mttrain.search import EnsembleStepper, SearchOptions, beam_search, greedy_search, search
 from mttrain.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer, train_tokenizer
 from mttrain.translator import ModelStepper, TranslateOptions, Translation, Translator
 
 WORDS = ["the", "a", "house", "dog", "is", "small", "runs", "to", "green", "bye", "zwei", "drei"]
 
 
-def sentences(count: int, longest: int, seed: int = 1) -> list[str]:
+LONG_EOS = 0.6  # ends most outputs of a one-layer model (of seed 2) before their limits
+
+
+def sentences(
+    count: int, longest: int, seed: int = 1, tokens: Tokenizer | None = None
+) -> list[str]:
+    """Random lines of 1 to `longest` words, or of as many tokens."""
     draw = random.Random(seed)
-    return [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)]
+    lines = []
+    for _ in range(count):
+        size = draw.randint(1, longest)
+        words = draw.choices(WORDS, k=size)
+        while tokens is not None and size < len(tokens.encode(" ".join(words))) and words[1:]:
+            words.pop()
+        lines.append(" ".join(words))
+    return lines
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +102,82 @@ def test_batch_size_changes_nothing(tokenizer: Tokenizer, beam: int, norm: str) 
         assert [t.text for t in found] == [t.text for t in alone]
         for one, other in zip(found, alone, strict=True):
             assert one.hypotheses[0].score == pytest.approx(other.hypotheses[0].score, abs=1e-4)
+
+
+def assert_same_texts(found: list[Translation], alone: list[Translation]) -> None:
+    """Equal but for one float tie in a hundred lines, where two hypotheses score the same."""
+    equal = 0
+    for one, other in zip(found, alone, strict=True):
+        if [h.text for h in one.hypotheses] == [h.text for h in other.hypotheses]:
+            equal += 1
+            for a, b in zip(one.hypotheses, other.hypotheses, strict=True):
+                assert a.score == pytest.approx(b.score, abs=1e-4)
+    assert equal >= 0.99 * len(alone)
+
+
+def test_batch_size_changes_nothing_on_long_texts(tokenizer: Tokenizer) -> None:
+    """S07 with the options that people use, none: 200 lines of 1 to 80 tokens, long and short ones
+    mixed, greedy and with the default beam, one by one, in batches of 2, 7 and 64, and unsorted."""
+    engine = translator(tokenizer, seed=2, encoder_layers=1, decoder_layers=1, eos=LONG_EOS)
+    lines = sentences(200, 80, seed=3, tokens=tokenizer)
+    lengths = [len(tokenizer.encode(line)) for line in lines]
+    assert min(lengths) == 1 and 70 < max(lengths) <= 80
+    for beam, sizes in ((1, (2, 7, 64)), (5, (7, 64))):
+        alone = run(engine, lines, beam=beam, batch_size=1, window=1)
+        assert len({t.text for t in alone}) > 100  # or equality would say little
+        for size in sizes:
+            assert_same_texts(run(engine, lines, beam=beam, batch_size=size), alone)
+        assert_same_texts(run(engine, lines, beam=beam, batch_size=7, window=7), alone)
+
+
+@pytest.mark.parametrize("kind", ["nbest", "split", "ensemble"])
+def test_batch_size_changes_nothing_elsewhere(tokenizer: Tokenizer, kind: str) -> None:
+    """S07 for n-best lists, for long lines in parts, and for two models together."""
+    seeds = (2, 1) if kind == "ensemble" else (2,)
+    models = [
+        transformer(tokenizer.size, seed=seed, encoder_layers=1, decoder_layers=1, eos=LONG_EOS)
+        for seed in seeds
+    ]
+    engine = Translator([bundle(model, tokenizer, max_length=20) for model in models])
+    lines = sentences(60, 60, seed=4, tokens=tokenizer)
+    options: dict[str, Any] = {"beam": 3}
+    if kind == "nbest":
+        options["nbest"] = 3
+    if kind == "split":
+        options["split_long"] = True
+        lines = [line.replace("house", "house.").replace("dog", "dog!") for line in lines]
+    alone = run(engine, lines, batch_size=1, **options)
+    assert max(t.pieces for t in alone) > (2 if kind == "split" else 0)
+    assert max(len(t.hypotheses) for t in alone) == options.get("nbest", 1)
+    for size in (2, 7, 64):
+        assert_same_texts(run(engine, lines, batch_size=size, **options), alone)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"min_length": 6, "no_repeat_ngram": 2},
+        {"max_length": 9, "length_penalty": 0.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("forced", [False, True])
+def test_beam_one_is_greedy(tokenizer: Tokenizer, options: dict[str, Any], forced: bool) -> None:
+    """S11 with a real Transformer, its cache and its padding: same tokens, same score."""
+    model = transformer(tokenizer.size)
+    lines = sentences(60, 12, seed=5)
+    src = source_batch(tokenizer, lines)
+    rules = SearchOptions(beam=1, forbidden=(0, 1, 2, *tokenizer.newline_ids), **options)
+    prefixes = [tokenizer.encode(line)[: i % 3] for i, line in enumerate(lines)]
+    more: dict[str, Any] = {"limit": 30, "prefixes": prefixes if forced else None}
+    with torch.no_grad():
+        greedy = greedy_search(ModelStepper(model), src, rules, **more)
+        beamed = beam_search(ModelStepper(model), src, rules, **more)
+    for [one], [other] in zip(greedy, beamed, strict=True):
+        assert (one.tokens, one.finished) == (other.tokens, other.finished)
+        assert one.score == pytest.approx(other.score, abs=1e-5)
+    assert len({one.tokens for [one] in greedy}) > 10
 
 
 def test_default_limit_is_the_lines_own(tokenizer: Tokenizer) -> None:
@@ -171,7 +260,6 @@ def test_forced_scores_equal_cross_entropy(tokenizer: Tokenizer) -> None:
         nll = F.cross_entropy(logits, out, reduction="sum")
         assert score.sum == pytest.approx(-float(nll), abs=1e-3)
         assert score.tokens == len(out) and not score.cut
-        assert score.per_token == pytest.approx(-float(nll) / len(out), abs=1e-4)
     for tokens in (1, 100):
         other = engine.score(pairs, batch_tokens=tokens)
         assert [o.sum for o in other] == pytest.approx([f.sum for f in found], abs=1e-3)
@@ -301,7 +389,7 @@ def test_reduced_precision(tokenizer: Tokenizer, precision: str, beam: int) -> N
     found = run(half, lines, beam=beam, max_length=80)
     pairs = [(t.source, t.text) for t in found]
     for one, other in zip(half.score(pairs), full.score(pairs), strict=True):
-        assert one.per_token == pytest.approx(other.per_token, abs=0.5)
+        assert one.sum / one.tokens == pytest.approx(other.sum / other.tokens, abs=0.5)
     for translation in found:
         assert translation.hypotheses[0].score == pytest.approx(
             translation.hypotheses[0].score, abs=0
@@ -344,6 +432,52 @@ def test_an_ensemble_needs_one_tokenizer(tokenizer: Tokenizer) -> None:
         Translator([bundle(model, tokenizer), bundle(model, other)])
 
 
+def test_an_ensemble_needs_one_direction(tokenizer: Tokenizer) -> None:
+    """Models into German and into French with one vocabulary were averaged without a word; a model
+    that does not tell its languages is taken."""
+    model = transformer(tokenizer.size)
+    first = bundle(model, tokenizer, source_lang="en", target_lang="de")
+    for other, side in (({"target_lang": "fr"}, "target"), ({"source_lang": "fr"}, "source")):
+        meta: dict[str, object] = {"source_lang": "en", "target_lang": "de", **other}
+        with pytest.raises(CheckpointError, match=rf"different {side} languages \(fr and"):
+            Translator([first, bundle(model, tokenizer, **meta)])
+    Translator([first, bundle(model, tokenizer, source_lang="en")])
+
+
+def test_a_pair_too_large_for_the_memory(tokenizer: Tokenizer) -> None:
+    """Forced scoring halves its batches as translation does, and names the pair that is left."""
+
+    class Small(Transformer):
+        most = 9
+
+        def forward(self, src: Tensor, tgt_in: Tensor) -> Tensor:
+            if tgt_in.numel() > self.most:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            return super().forward(src, tgt_in)
+
+    model = transformer(tokenizer.size)
+    small = Small(model.config, tokenizer.size, tokenizer.size)
+    small.load_state_dict(model.state_dict())
+    pairs = [("a", "x"), ("b", "y"), ("c", "zz"), ("d", "x")]
+    wanted = Translator(bundle(model, tokenizer)).score(pairs)
+    engine = Translator(bundle(small, tokenizer))
+    assert [s.sum for s in engine.score(pairs)] == pytest.approx([s.sum for s in wanted], abs=1e-4)
+    with pytest.raises(DataError, match="Pair 2 does not fit into memory"):
+        engine.score([("a", "x"), ("a", "q" * 20)])
+
+
+def test_forced_scoring_cuts_like_translation(tokenizer: Tokenizer) -> None:
+    """`eval` read more of a source for the likelihood than for the translation, or less."""
+    engine = Translator(bundle(transformer(tokenizer.size), tokenizer, max_length=1500))
+    text = "q" * 1200
+    assert not engine.score([(text, "a")])[0].cut
+    [cut] = engine.score([(text, "a")], max_source_length=10)
+    assert cut.cut and cut.sum == engine.score([(text[:9], "a")])[0].sum
+    learned = translator(tokenizer, positions="learned", max_positions=24)
+    with pytest.raises(ConfigError, match="24 positions"):
+        learned.score([("a", "a")], max_source_length=25)
+
+
 def test_a_saved_model_translates_alike(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """E10: what training translates with the model in memory, `translate` gives from the saved
     checkpoint with the same options; two checkpoints load as an ensemble."""
@@ -361,6 +495,7 @@ def test_a_saved_model_translates_alike(tokenizer: Tokenizer, tmp_path: Path) ->
     ("options", "word"),
     [
         ({"batch_size": 0}, "batch_size"),
+        ({"nbest": 2, "split_long": True}, "split_long"),
         ({"batch_tokens": -5}, "batch_tokens"),
         ({"batch_size": 4, "batch_tokens": 100}, "not both"),
         ({"window": 0}, "window"),

@@ -1,0 +1,437 @@
+"""One run: its parts, and what happens around the loop.
+
+Builds vocabulary, encoded text, model and `loop.Trainer`; resumes from the newest whole checkpoint;
+validates and saves when the loop asks for it. After the last update it averages checkpoints, keeps
+the average when it scores better on the validation set, and scores the test set once.
+
+Price beside training: at a new start two passes of the tokenizer over the text (a check, then the
+encoding), at a resumed one the hashes of the files; at the end two more validations.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mttrain.check import check_corpus
+from mttrain.checkpoint import (
+    Index,
+    Tokenizers,
+    average_checkpoints,
+    check_tokenizers,
+    checkpoint_names,
+    load_model,
+    load_train_state,
+    newest_good,
+    prune,
+    read_index,
+    save_checkpoint,
+    write_index,
+)
+from mttrain.config import RunConfig
+from mttrain.dataset import TranslationDataset, encode_corpus, load_raw
+from mttrain.distributed import World
+from mttrain.errors import CheckpointError, TrainingError
+from mttrain.loop import Trainer, epoch_plan
+from mttrain.metrics import Score
+from mttrain.model import Transformer
+from mttrain.progress import Progress, TrainResult
+from mttrain.rundir import LOWER_IS_BETTER
+from mttrain.runlog import RunLog
+from mttrain.runsetup import (
+    tokenizers_of_run,
+    write_config,
+)
+from mttrain.validation import Evaluation, Validator
+
+LOG = "log.jsonl"
+AVERAGE = "average"
+STATES_KEPT = 2  # newest checkpoints that keep their training state: the second is a reserve
+
+
+class Run:
+    """One run: its parts, and what happens around the loop."""
+
+    def __init__(
+        self, config: RunConfig, world: World, log: RunLog, changes: Sequence[str] = ()
+    ) -> None:
+        self.config, self.world, self.log, self.changes = config, world, log, changes
+        self.run_dir = Path(config.run_dir)
+        self.scores: dict[str, float] = {}
+        self.metric = config.train.best_metric
+        self._sign = -1.0 if self.metric in LOWER_IS_BETTER else 1.0
+
+    def run(self) -> TrainResult:
+        """Build, resume, train, end."""
+        self.start_from = newest_good(self.run_dir, self._warn)
+        self.tokenizers: Tokenizers = tokenizers_of_run(self.config, self.world, self.log)
+        self._load_text()
+        self.model = self._new_model()
+        trainer = Trainer(
+            self.config,
+            self.model,
+            self.dataset,
+            self.world,
+            self.log,
+            on_validate=self._validate,
+            on_save=self._save,
+        )
+        self.trainer = trainer
+        self._resume_or_begin()
+        reason = trainer.run()
+        if reason in ("SIGINT", "SIGTERM"):
+            self._say(
+                f"stopped by {reason} after update {trainer.progress.update}; the state is saved "
+                "and the same command goes on from here"
+            )
+            return TrainResult(reason, self.run_dir, read_index(self.run_dir).best)
+        return self._finish(reason)
+
+    def rehearse(self) -> TrainResult:
+        """Say what training would work on: pairs, sizes, batches, padding."""
+        self.tokenizers = tokenizers_of_run(self.config, self.world, self.log)
+        self._load_text()
+        self.model = self._new_model()
+        self._say_sizes()
+        plan = epoch_plan(self.config, self.dataset, 0)
+        per_update = self.config.train.accumulate
+        self._say(
+            f"{len(plan)} batches an epoch, {-(-len(plan) // per_update)} updates; "
+            f"{int(plan.target_tokens.sum()):,} target tokens; {100 * plan.padding:.1f} % padding"
+        )
+        return TrainResult("dry_run", self.run_dir, None)
+
+    # ---- building ----------------------------------------------------------------------------
+
+    def _load_text(self) -> None:
+        """Encode the corpora (rank 0 first: the others map its files) and read the raw text."""
+        data = self.config.data
+        self.valid_text = load_raw(data.valid)
+        self.test_text = load_raw(data.test) if data.test is not None else None
+        if self.world.is_main:
+            if self.start_from is None:
+                self._report_corpus()
+            with self.log.progress(None, unit=" pairs encoded") as bar:
+                self._encode(bar.update)
+        self.world.barrier()
+        self.dataset, self.valid_set = self._encode()
+        self.validator = Validator(self.config, self.tokenizers, self.valid_text, self.world)
+
+    def _report_corpus(self) -> None:
+        """Look at the corpora before anything else, and say what is in them."""
+        self.log.truncate_after(-1)  # records of a run that died before its first checkpoint
+        with self.log.progress(None, unit=" pairs checked") as bar:
+            report = check_corpus(self.config.data, self.tokenizers, progress=bar.update)
+        self.log.event("corpus", step=0, **report.to_dict())
+        self._say(report.text())
+
+    def _encode(
+        self, progress: Callable[[int], None] | None = None
+    ) -> tuple[TranslationDataset, TranslationDataset]:
+        directory = Path(self.config.data.cache_dir or self.run_dir / "data")
+        train, valid = (
+            TranslationDataset(
+                encode_corpus(
+                    self.config.data, self.tokenizers, split, directory, progress=progress
+                )
+            )
+            for split in ("train", "valid")
+        )
+        return train, valid
+
+    def _new_model(self) -> Transformer:
+        torch.manual_seed(self.config.seed)
+        source, target = self.tokenizers
+        model = Transformer(self.config.model, source.size, target.size)
+        return model.to(self.world.device)
+
+    def _resume_or_begin(self) -> None:
+        """Load the newest whole checkpoint, or begin at update 0."""
+        folder = self.start_from
+        if folder is None:
+            self.log.event("encoded", step=0, **self.dataset.store.report())
+            if self.dataset.store.skipped:
+                self._say(self.dataset.store.text())
+            self.log.event(
+                "begin",
+                step=0,
+                parameters=self.model.parameter_count(),
+                device=str(self.world.device),
+                ranks=self.world.size,
+                threads=torch.get_num_threads(),
+                config=self.config.model_dump(mode="json"),
+            )
+            self._say_sizes()
+            return
+        bundle = load_model(folder, self.world.device)
+        self._check_same_text(bundle.meta, folder)
+        check_tokenizers(bundle.meta, self.tokenizers, folder)
+        self._load_weights(dict(bundle.model.named_parameters()))
+        self.trainer.restore(load_train_state(folder))
+        progress = self.trainer.progress
+        self.world.barrier()  # every rank has read before the first one removes
+        if self.world.is_main:
+            self._forget_later(progress.update)
+            self.log.truncate_after(progress.update)
+            write_config(self.config)
+        self.log.event("resume", step=progress.update, changes=list(self.changes))
+        for change in self.changes:
+            self._say(f"changed: {change}")
+        self._say(f"resuming after update {progress.update} (epoch {progress.epoch + 1})")
+
+    def _check_same_text(self, meta: dict[str, Any], folder: Path) -> None:
+        """Refuse to go on over other text: the plan of the batches, or the scores, would change."""
+        now, then = self._text_hashes(), meta.get("text_hashes")
+        if then != now:
+            known = then if isinstance(then, dict) else {}
+            changed = ", ".join(name for name in now if known.get(name) != now[name])
+            raise CheckpointError(
+                f"{folder}: text has changed since this run began: {changed}. Put the old files "
+                "back, or start again with --fresh."
+            )
+
+    def _text_hashes(self) -> dict[str, str]:
+        """SHA-256 of each text file of training and validation, by its name."""
+        corpora = [
+            corpus
+            for dataset in (self.dataset, self.valid_set)
+            for corpus in dataset.store.index["corpora"]
+        ]
+        return {
+            name: digest
+            for corpus in corpora
+            for name, digest in zip(corpus["files"], corpus["sha256"], strict=True)
+        }
+
+    def _forget_later(self, update: int) -> None:
+        """Remove what is not on the way to `update`: damaged checkpoints, and the average's score.
+
+        The average itself stays until the end of this run replaces it.
+        """
+        index = read_index(self.run_dir)
+        names = {name for name in checkpoint_names(self.run_dir) if _step_of(name) <= update}
+        scores = {name: values for name, values in index.scores.items() if name in names}
+        kept = replace(index, scores=scores, last=f"step-{update:08d}")
+        write_index(self.run_dir, replace(kept, best=next(iter(kept.ranked()), None)))
+        prune(self.run_dir, names)
+
+    # ---- during training ---------------------------------------------------------------------
+
+    def _validate(self, progress: Progress) -> float | None:
+        """Scores of the running model; returns what chooses the best, higher is better.
+
+        None when a signal cut it short. Raises TrainingError when the model is no longer finite:
+        such weights are never saved.
+        """
+        train = self.config.train
+        found = self.validator.evaluate(
+            self.model, self.valid_set, train.valid_beam, self.trainer.interrupted
+        )
+        if found is None:
+            return None
+        if not math.isfinite(found.likelihood.nll):
+            raise TrainingError(
+                f"training diverged: the validation loss after update {progress.update} is not "
+                "finite. The last checkpoint is intact; lower optim.lr and run the same command "
+                "again."
+            )
+        self.scores = found.values
+        self.log.event(
+            "valid",
+            step=progress.update,
+            epoch=progress.epoch,
+            beam=train.valid_beam,
+            length_penalty=self.config.decode.length_penalty,
+            **found.record(),
+            samples=self.validator.samples(found.texts, train.valid_samples),
+        )
+        self._say(f"update {progress.update}: {found.text()}")
+        return self._sign * self.scores[self.metric]
+
+    def _save(self, progress: Progress, improved: bool) -> None:
+        """Checkpoint, index, and removal of what is no longer kept; rank 0 only."""
+        validated = progress.validated == progress.update
+        if self.world.is_main:
+            scores = self.scores if validated else {}
+            path = save_checkpoint(
+                self.run_dir,
+                progress.update,
+                self.model,
+                self._meta(scores),
+                self.tokenizers,
+                self.trainer.state(),
+            )
+            index = read_index(self.run_dir)
+            if index.metric != self.metric:
+                index = Index(metric=self.metric, scores=index.scores)
+            index = index.added(path.name, scores)
+            self._keep(index)
+            if improved:
+                self.log.event("best", step=progress.update, checkpoint=path.name, **scores)
+        self.world.barrier()
+
+    def _meta(self, scores: dict[str, float]) -> dict[str, Any]:
+        data = self.config.data
+        return {
+            "source_lang": data.source_lang,
+            "target_lang": data.target_lang,
+            "max_length": data.max_length,
+            "text_hashes": self._text_hashes(),
+            "decode": self.config.decode.model_dump(mode="json"),
+            "scores": scores,
+        }
+
+    def _keep(self, index: Index) -> None:
+        """Write the index and remove checkpoints that are neither new, nor best, nor averaged."""
+        train = self.config.train
+        names = checkpoint_names(self.run_dir)
+        validated = [name for name in names if index.scores.get(name)]
+        assert index.last is not None  # the checkpoint that was just saved
+        keep = {*validated[-train.keep_last :], index.last}
+        if index.best is not None:
+            keep.add(index.best)
+        if train.average_of == "best":
+            keep |= set(index.ranked()[: train.average])
+        scores = {name: values for name, values in index.scores.items() if name in keep}
+        # The index goes first: it never names a checkpoint that is gone.
+        write_index(self.run_dir, replace(index, scores=scores))
+        prune(self.run_dir, keep, keep_state=names[-STATES_KEPT:])
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def _finish(self, reason: str) -> TrainResult:
+        """Average, choose, score the test set once, write the closing record."""
+        progress = self.trainer.progress
+        self._say(f"training ended by {reason} after update {progress.update}")
+        best = self._choose_best()
+        scores = self._test(best)
+        self.log.event(
+            "end",
+            step=progress.update,
+            epoch=progress.epoch,
+            reason=reason,
+            best=best,
+            seconds=round(progress.seconds, 1),
+            elapsed=round(progress.elapsed, 1),
+            left_out=progress.left_out,
+            bad_validations=progress.bad_validations,
+        )
+        self._say(f"the best checkpoint is {best} in {self.run_dir / 'checkpoints'}")
+        return TrainResult(reason, self.run_dir, best, scores)
+
+    def _choose_best(self) -> str:
+        """Name of the best checkpoint, or of the average when that scores better."""
+        index = read_index(self.run_dir)
+        best = index.best or index.last
+        assert best is not None  # training ends with a validation, and so with a checkpoint
+        chosen = self._averaged_names(index)
+        if len(chosen) < 2:
+            return best
+        beam = self.config.decode.beam
+        folder = self.run_dir / "checkpoints"
+        single_model = load_model(folder / best, self.world.device).model
+        single = self._evaluate(single_model)
+        self._load_weights(average_checkpoints([folder / name for name in chosen]))
+        mean = self._evaluate(self.model)
+        better = self._sign * mean.values[self.metric] > self._sign * single.values[self.metric]
+        self.log.event(
+            "average",
+            step=self.trainer.progress.update,
+            checkpoints=chosen,
+            beam=beam,
+            scores=mean.values,
+            best_single=best,
+            best_single_scores=single.values,
+            kept=better,
+        )
+        self._say(f"validation with beam {beam}: {best}: {single.text()}")
+        verdict = "kept" if better else "not better, not kept"
+        self._say(f"average of {len(chosen)} checkpoints: {mean.text()} ({verdict})")
+        if better:
+            return self._keep_average(mean.values)
+        if self.world.is_main and (folder / AVERAGE).exists():
+            shutil.rmtree(folder / AVERAGE)  # of an earlier end of this run
+        return best
+
+    def _evaluate(self, model: Transformer) -> Evaluation:
+        """With the decode settings, to the end."""
+        found = self.validator.evaluate(model, self.valid_set, self.config.decode.beam)
+        assert found is not None
+        return found
+
+    def _load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(weights[name])
+
+    def _averaged_names(self, index: Index) -> list[str]:
+        train = self.config.train
+        if train.average == 0:
+            return []
+        if train.average_of == "best":
+            return index.ranked()[: train.average]
+        validated = [name for name in checkpoint_names(self.run_dir) if index.scores.get(name)]
+        return validated[-train.average :]
+
+    def _keep_average(self, values: dict[str, float]) -> str:
+        if self.world.is_main:
+            save_checkpoint(
+                self.run_dir,
+                self.trainer.progress.update,
+                self.model,
+                self._meta(values),
+                self.tokenizers,
+                None,
+                name=AVERAGE,
+            )
+            index = read_index(self.run_dir)
+            scores = {**index.scores, AVERAGE: values}
+            write_index(self.run_dir, replace(index, scores=scores, best=AVERAGE))
+        self.world.barrier()
+        return AVERAGE
+
+    def _test(self, best: str) -> list[Score]:
+        """Translate and score the test set with the best model and the decode settings."""
+        if self.test_text is None:
+            return []
+        model = load_model(self.run_dir / "checkpoints" / best, self.world.device).model
+        validator = Validator(self.config, self.tokenizers, self.test_text, self.world)
+        decode = self.config.decode
+        texts = validator.translate(model, decode.beam)
+        assert texts is not None
+        scores = validator.score(texts, ("bleu", "chrf", "ter"))
+        self.log.event(
+            "test",
+            step=self.trainer.progress.update,
+            checkpoint=best,
+            beam=decode.beam,
+            length_penalty=decode.length_penalty,
+            scores=[score.to_dict() for score in scores],
+        )
+        return scores
+
+    def _say_sizes(self) -> None:
+        self._say(
+            f"{self.model.parameter_count():,} parameters; vocabulary "
+            f"{' + '.join(str(t.size) for t in dict.fromkeys(self.tokenizers))}; "
+            f"{len(self.dataset):,} training pairs; {self.world.device}"
+        )
+
+    # ---- talking -----------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        if self.world.is_main:
+            self.log.say(text)
+
+    def _warn(self, text: str) -> None:
+        self._say(f"warning: {text}")
+
+
+def _step_of(name: str) -> int:
+    return int(name.removeprefix("step-"))
