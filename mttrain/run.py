@@ -64,6 +64,7 @@ class Run:
         self.config, self.world, self.log, self.changes = config, world, log, changes
         self.run_dir = Path(config.run_dir)
         self.scores: dict[str, float] = {}
+        self.start_from: Path | None = None
         self.metric = config.train.best_metric
         self._sign = -1.0 if self.metric in LOWER_IS_BETTER else 1.0
 
@@ -117,7 +118,7 @@ class Run:
         if self.world.is_main:
             if self.start_from is None:
                 self._report_corpus()
-            with self.log.progress(None, unit=" pairs encoded") as bar:
+            with self.log.progress(None, what="encoded pair") as bar:
                 self._encode(bar.update)
         self.world.barrier()
         self.dataset, self.valid_set = self._encode()
@@ -126,7 +127,7 @@ class Run:
     def _report_corpus(self) -> None:
         """Look at the corpora before anything else, and say what is in them."""
         self.log.truncate_after(-1)  # records of a run that died before its first checkpoint
-        with self.log.progress(None, unit=" pairs checked") as bar:
+        with self.log.progress(None, what="checked pair") as bar:
             report = check_corpus(self.config.data, self.tokenizers, progress=bar.update)
         self.log.event("corpus", step=0, **report.to_dict())
         self._say(report.text())

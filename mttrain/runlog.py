@@ -72,10 +72,10 @@ class RunLog:
 
     @contextlib.contextmanager
     def progress(
-        self, total: int | None, initial: int = 0, *, unit: str = " updates"
+        self, total: int | None, initial: int = 0, *, what: str = "update"
     ) -> Iterator[ProgressBar]:
-        """Show progress through `total` updates (None: unknown) while the block runs."""
-        self._bar = ProgressBar(self._console, total, initial, unit)
+        """Show progress through `total` updates, or `what` is counted (None: unknown number)."""
+        self._bar = ProgressBar(self._console, total, initial, what)
         try:
             yield self._bar
         finally:
@@ -106,15 +106,15 @@ class RunLog:
 class ProgressBar:
     """A bar on a terminal; elsewhere a plain line now and then. Made by `RunLog.progress`."""
 
-    def __init__(self, console: TextIO | None, total: int | None, initial: int, unit: str) -> None:
+    def __init__(self, console: TextIO | None, total: int | None, initial: int, what: str) -> None:
         self._console = console
-        self._unit = unit
+        self._what = what
         self._total = total
         self._spoken = time.monotonic()
         self._bar: _Bar | None = None
         if console is not None and console.isatty():
             self._bar = _Bar(
-                total=total, initial=initial, file=console, unit=unit, dynamic_ncols=True
+                total=total, initial=initial, file=console, unit=f" {what}s", dynamic_ncols=True
             )
 
     def update(self, step: int, **postfix: object) -> None:
@@ -126,7 +126,7 @@ class ProgressBar:
             elif time.monotonic() - self._spoken >= _PLAIN_EVERY:
                 values = "".join(f"  {name} {value}" for name, value in postfix.items())
                 of = "" if self._total is None else f" of {self._total}"
-                self.write(f"{step}{of}{self._unit}{values}")
+                self.write(f"{self._what} {step}{of}{values}")
 
     def write(self, text: str) -> None:
         """Print a line above the bar."""

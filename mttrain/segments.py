@@ -189,13 +189,18 @@ def split_sentences(text: str, tokenizer: Tokenizer, longest: int) -> list[list[
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
     edges = sorted({0, len(text), *ends})
     sentences = [text[a:b] for a, b in itertools.pairwise(edges)]
-    counts = [len(ids) for ids in tokenizer.encode_batch(sentences)]
-    parts, length = [""], 0
-    for sentence, count in zip(sentences, counts, strict=True):
-        if length and length + count > longest:
-            parts.append("")
-            length = 0
-        parts[-1] += sentence
-        length += count
+    # A part loses the space before it, and a word without its space may be more subwords.
+    firsts = tokenizer.encode_batch([sentence.strip() for sentence in sentences])
+    parts: list[str] = []
+    length = 0
+    for sentence, ids, first in zip(
+        sentences, tokenizer.encode_batch(sentences), firsts, strict=True
+    ):
+        if parts and length + len(ids) <= longest:
+            parts[-1] += sentence
+            length += len(ids)
+        else:
+            parts.append(sentence)
+            length = len(first)
     kept = [part.strip() for part in parts if part.strip()]
     return tokenizer.encode_batch(kept if len(kept) > 1 else [text])

@@ -22,10 +22,14 @@ def write_pairs(folder: Path, name: str, pairs: list[tuple[str, str]]) -> dict[s
     return paths
 
 
-def random_sentences(count: int, seed: int, shortest: int = 1, longest: int = 8) -> list[str]:
+def random_sentences(
+    count: int, seed: int, shortest: int = 1, longest: int = 8, words: int = len(WORDS)
+) -> list[str]:
+    """Lines of random words: of the first `words` in the list, `shortest` to `longest` of them."""
     chooser = random.Random(seed)
     return [
-        " ".join(chooser.choices(WORDS, k=chooser.randint(shortest, longest))) for _ in range(count)
+        " ".join(chooser.choices(WORDS[:words], k=chooser.randint(shortest, longest)))
+        for _ in range(count)
     ]
 
 
