@@ -15,7 +15,7 @@ Masks: True = may attend.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from mttrain.config import ModelConfig
 from mttrain.dropout import DropoutKeys, KeyedDropout
-
-CACHE_STEP = 32  # target positions by which the key/value cache grows
+from mttrain.kvcache import CACHE_STEP, DecoderState
+from mttrain.masks import causal_mask, mask_bias
 
 
 def sinusoidal_positions(start: int, length: int, d_model: int) -> Tensor:
@@ -43,21 +43,6 @@ def sinusoidal_positions(start: int, length: int, d_model: int) -> Tensor:
     table[:, 0::2] = torch.sin(angle)
     table[:, 1::2] = torch.cos(angle[:, : d_model // 2])
     return table
-
-
-def mask_bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Additive attention bias from a boolean mask: 0 where True, very negative where False.
-
-    Half of the type's lowest value: finite, so a row that may attend to nothing gives finite
-    numbers and no NaN, and adding a score cannot overflow it to minus infinity.
-    """
-    bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-    return bias.masked_fill_(~allowed, torch.finfo(dtype).min / 2)
-
-
-def causal_mask(length: int, device: torch.device) -> Tensor:
-    """Boolean [T, T]: position t may attend to positions 0 .. t."""
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril_()
 
 
 class Attention(nn.Module):
@@ -222,12 +207,13 @@ class DecoderLayer(Layer):
         """One target position: x [N, 1, D] -> [N, 1, D]; writes this layer's keys and values."""
         attn = self.self_attn
         joined = F.linear(self.before(x, self.self_attn_layer_norm), *state.fused[index])
-        query, key, value = attn.split_heads(joined, 3)  # [N, H, 1, E]
-        cache, end = state.cache, state.length + 1
-        cache[index, 0, :, :, state.length] = key[:, :, 0]
-        cache[index, 1, :, :, state.length] = value[:, :, 0]
-        out = attn.attend(query, cache[index, 0, :, :, :end], cache[index, 1, :, :, :end], None)
-        x = self.after(x, out, self.self_attn_layer_norm, self.self_attn_dropout)
+        # The rows of one sentence are queries of one attention over the positions of all of them.
+        grouped = joined.view(-1, state.group, joined.shape[-1])  # [N/group, group, 3D]
+        query, key, value = attn.split_heads(grouped, 3)  # [N/group, H, group, E]
+        state.cache[index, 0, :, :, state.length] = key
+        state.cache[index, 1, :, :, state.length] = value
+        out = attn.attend(query, *state.past(index), state.past_bias)
+        x = self.after(x, out.view(x.shape), self.self_attn_layer_norm, self.self_attn_dropout)
         inner = self.before(x, self.encoder_attn_layer_norm)
         # Rows of one sentence become queries of one attention: its keys are stored once.
         grouped = inner.view(-1, state.group, inner.shape[-1])  # [N/group, group, D]
@@ -288,49 +274,6 @@ class Stack(nn.Module):
         """The final layer norm of a pre-norm stack; a post-norm stack ends normalised."""
         normed: Tensor = self.layer_norm(x) if hasattr(self, "layer_norm") else x
         return normed
-
-
-@dataclass(frozen=True)
-class DecoderState:
-    """What decoding keeps between two steps, for N = sentences x group rows.
-
-    cache [L, 2, N, H, capacity, E] keys and values of past positions; memory: per layer the keys
-    and values [N/group, H, S, E] of the encoder output, once per sentence; memory_bias
-    [N/group, 1, 1, S]; fused: per layer the joined self-attention weights; length: positions done.
-    """
-
-    cache: Tensor
-    memory: tuple[tuple[Tensor, Tensor], ...]
-    memory_bias: Tensor
-    fused: tuple[tuple[Tensor, Tensor], ...]
-    length: int
-    group: int
-
-    def reorder(self, rows: Tensor) -> DecoderState:
-        """State whose row i is the old row rows[i]; rows may repeat, grow or shrink.
-
-        Rows of one sentence must stay adjacent. The encoder's keys and values are only copied when
-        the set of sentences changes.
-        """
-        cache = self.cache.index_select(2, rows)
-        sentence = torch.div(rows, self.group, rounding_mode="floor")
-        kept, counts = torch.unique_consecutive(sentence, return_counts=True)
-        group = int(counts[0]) if counts.numel() else 1
-        if bool((counts != group).any()):
-            kept, group = sentence, 1  # unequal beams: one copy per row
-        state = replace(self, cache=cache, group=group)
-        if kept.numel() == self.memory_bias.shape[0] and bool(
-            (kept == torch.arange(kept.numel(), device=kept.device)).all()
-        ):
-            return state
-        memory = tuple((k.index_select(0, kept), v.index_select(0, kept)) for k, v in self.memory)
-        return replace(state, memory=memory, memory_bias=self.memory_bias.index_select(0, kept))
-
-    def with_room(self) -> DecoderState:
-        """The same state with at least one free position in the cache."""
-        if self.cache.shape[4] > self.length:
-            return self
-        return replace(self, cache=F.pad(self.cache, (0, 0, 0, CACHE_STEP)))
 
 
 class Transformer(nn.Module):
@@ -422,9 +365,10 @@ class Transformer(nn.Module):
         cross = tuple(layer.encoder_attn.keys_values(memory) for layer in layers)
         cross = tuple((k.contiguous(), v.contiguous()) for k, v in cross)
         heads, width = self.config.num_heads, self.config.d_model // self.config.num_heads
-        shape = (len(layers), 2, src.shape[0], heads, CACHE_STEP, width)
+        shape = (len(layers), 2, src.shape[0], heads, CACHE_STEP, 1, width)
         return DecoderState(
             cache=cross[0][0].new_empty(shape),
+            slots=src.new_zeros((src.shape[0], CACHE_STEP)),
             memory=cross,
             memory_bias=self._memory_bias(src_mask),
             fused=tuple(layer.self_attn.joined("q", "k", "v") for layer in layers),
@@ -437,7 +381,7 @@ class Transformer(nn.Module):
 
         Position of the t-th call is t, from 0; the cache of `state` is written in place.
         """
-        state = state.with_room()
+        state = state.prepared()
         x = self.decoder.embed(tokens[:, None], start=state.length)  # [N, 1, D]
         for index, layer in enumerate(self.decoder.layers):
             x = layer.step(x, state, index)  # type: ignore[operator]

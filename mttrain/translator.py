@@ -29,8 +29,9 @@ from mttrain.checkpoint import ModelBundle, load_model
 from mttrain.corpus import one_line
 from mttrain.distributed import autocast, choose_device, compute_type
 from mttrain.errors import CheckpointError, ConfigError, DataError
+from mttrain.kvcache import DecoderState
 from mttrain.languages import sentence_space
-from mttrain.model import DecoderState, Transformer
+from mttrain.model import Transformer
 from mttrain.search import EnsembleStepper, Hypothesis, Stepper, search
 from mttrain.segments import (
     DEFAULT_BATCH_TOKENS,

@@ -8,7 +8,8 @@ from torch import nn
 
 from mttrain.config import ModelConfig
 from mttrain.dropout import DropoutKeys
-from mttrain.model import Attention, DecoderLayer, EncoderLayer, mask_bias
+from mttrain.masks import mask_bias
+from mttrain.model import Attention, DecoderLayer, EncoderLayer
 
 D_MODEL, HEADS, D_FF = 24, 4, 40
 

@@ -32,6 +32,8 @@ LAYERS: dict[str, float] = {
     "runlog": 1,
     "metrics": 1,
     "dropout": 1,  # of model
+    "masks": 1,  # of model
+    "kvcache": 1.5,  # of model
     "searchstep": 1,  # of search
     # The parts: text to ids, ids to logits, logits to loss, weights to better weights, search.
     "tokenizer": 2,
