@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -30,7 +31,14 @@ import typer.main
 
 import mttrain
 from mttrain import cli_decode
-from mttrain.cli_decode import Debug, Input, Number, Output, Words, opt, say
+from mttrain.cli_checks import (
+    extra_argument_hint,
+    refuse_overwriting,
+    refuse_replacing_text,
+    say,
+    tell_waiting,
+)
+from mttrain.cli_decode import Debug, Input, Number, Output, Words, opt
 from mttrain.errors import CheckpointError, ConfigError, DataError, MttrainError
 
 if TYPE_CHECKING:
@@ -114,20 +122,21 @@ def _failed(error: BaseException, args: list[str]) -> int:
         return 0
     if "--debug" in args and not isinstance(error, SystemExit):
         traceback.print_exception(error)
-    status, lines = _explain(error)
+    status, lines = _explain(error, args)
     with contextlib.suppress(OSError):
         for line in lines:
             say(line)
     return status
 
 
-def _explain(error: BaseException) -> tuple[int, list[str]]:
+def _explain(error: BaseException, args: Sequence[str]) -> tuple[int, list[str]]:
     """Exit status and the lines to print."""
     if isinstance(error, _UsageError):
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "mttrain"
         message = " ".join(error.format_message().split())
-        return 2, [f"error: {message}", f"Try '{command} --help'."]
+        hint = extra_argument_hint(message, command.split()[-1], args)
+        return 2, [f"error: {message}", hint or f"Try '{command} --help'."]
     if isinstance(error, MttrainError):
         return error.exit_code, [f"error: {line}" for line in str(error).split("\n")]
     if isinstance(error, KeyboardInterrupt):
@@ -238,6 +247,9 @@ def _learn(wanted: dict[Path, list[str]], size: int, level: Any) -> None:
     from mttrain.corpus import read_lines, require_writable
 
     for output in wanted:
+        for file in itertools.chain(*wanted.values()):
+            refuse_overwriting(output, {"input file": file})
+        refuse_replacing_text(output)
         require_writable(output)
     # Learning and reporting both need the text, and what is no file (stdin, a pipe of the shell)
     # can be read only once.
@@ -300,6 +312,8 @@ def encode(
 
     tokenizer = Tokenizer.load(_tokenizer_file(model, side))
     convert = _decoder(tokenizer, ids) if decode else _encoder(tokenizer, ids)
+    refuse_overwriting(output, {"input file": input})
+    tell_waiting(input)
     with LineWriter(output) as writer:
         for number, line in enumerate(read_lines(input), start=1):
             try:

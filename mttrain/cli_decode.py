@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -18,15 +17,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mttrain.cli_checks import (
+    SEARCH,
+    check_language,
+    check_target,
+    must_exist,
+    option_name,
+    option_names,
+    prefix_file_named,
+    refuse_overwriting,
+    say,
+    tell_waiting,
+)
 from mttrain.errors import CheckpointError, ConfigError, DataError, unequal_lines
 
 if TYPE_CHECKING:
     from mttrain.translator import TranslateOptions, Translator
-
-
-def say(text: str) -> None:
-    """Print a line to stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 # ---- options of more than one command ---------------------------------------------------------
@@ -71,13 +77,6 @@ Arithmetic = Annotated[
 ]
 Threads = Annotated[Number, opt("--threads", "N", "CPU threads (torch's choice).")]
 
-# Parameters of the commands that are fields of TranslateOptions.
-SEARCH = (
-    "beam", "nbest", "length_penalty", "max_length", "min_length", "no_repeat_ngram", "sample",
-    "temperature", "top_k", "top_p", "seed", "split_long", "max_source_length", "batch_tokens",
-    "batch_size",
-)  # fmt: skip
-
 
 def _given(context: typer.Context, names: Sequence[str] = SEARCH) -> dict[str, Any]:
     """The options that stand on the command line, by parameter name."""
@@ -100,7 +99,8 @@ def _options(given: Mapping[str, Any], models: Sequence[str]) -> TranslateOption
     saved = _saved_decoding(read_meta(folder).get("decode"), str(folder))
     if sample:
         saved.pop("beam", None)
-    return TranslateOptions(**{**saved, **given})
+    with option_names():
+        return TranslateOptions(**{**saved, **given})
 
 
 def _load(context: typer.Context) -> Translator:
@@ -129,16 +129,6 @@ def _saved_decoding(values: object, name: str) -> dict[str, Any]:
 def _at_least(option: str, least: int, value: int | None) -> None:
     if value is not None and value < least:
         raise ConfigError(f"{option} is {value}; it must be {least} or more.")
-
-
-def _must_exist(*files: str | None) -> None:
-    """Tell of a missing file before a model is loaded; and stdin can be read only once."""
-    names = [file for file in files if file is not None]
-    for file in names:
-        if file != "-" and not os.path.exists(file):
-            raise DataError(f"{file}: no such file.")
-    if names.count("-") > 1:
-        raise ConfigError('Only one of the files can be standard input ("-").')
 
 
 # ---- translate --------------------------------------------------------------------------------
@@ -178,17 +168,21 @@ def translate(
     if scores and format == Format.jsonl:
         raise ConfigError("--format jsonl always holds the scores; remove --scores.")
     _at_least("--threads", 1, threads)
-    _must_exist(input, prefix)
+    must_exist(input, prefix)
+    refuse_overwriting(output, {"input file": input, "prefix file": prefix})
     from mttrain.corpus import LineWriter, read_lines, require_writable
     from mttrain.translations import Summary, output_lines
 
     require_writable(output)
     options = _options(_given(context), model)
     translator = _load(context)
+    with option_names():
+        options = translator.completed(options)
     summary = Summary()
+    tell_waiting(input)
     lines = read_lines(input, errors="replace", on_replaced=summary.replaced.append)
     prefixes = None if prefix is None else read_lines(prefix)
-    with LineWriter(output) as writer:
+    with prefix_file_named(prefix), LineWriter(output) as writer:
         layout: Literal["text", "jsonl"] = "jsonl" if format == Format.jsonl else "text"
         for translation in _shown(translator.translate_lines(lines, options, prefixes), output):
             summary.add(translation)
@@ -281,7 +275,7 @@ def _check_eval(context: typer.Context) -> None:
         others = ("source", "output", "device", "precision", "threads")
         idle = [*_given(context), *_given(context, others)]
         if idle:
-            options = ", ".join("--" + name.replace("_", "-") for name in idle)
+            options = ", ".join(map(option_name, idle))
             raise ConfigError(f"No effect with --hyp, which is translated already: {options}.")
     if at["samples"] is not None and not at["confidence"] and at["baseline"] is None:
         raise ConfigError("--samples has an effect only with --confidence or --baseline.")
@@ -289,7 +283,13 @@ def _check_eval(context: typer.Context) -> None:
         raise ConfigError("--tokenize decides what --lang would choose; give one of them.")
     _at_least("--threads", 1, at["threads"])
     _at_least("--samples", 2, at["samples"])
-    _must_exist(at["source"], at["hyp"], at["baseline"], *at["ref"])
+    check_language(at["lang"])
+    must_exist(at["source"], at["hyp"], at["baseline"], *at["ref"])
+    texts = {"source file": at["source"], "baseline file": at["baseline"]}
+    for ref in at["ref"]:
+        refuse_overwriting(at["output"], {**texts, "reference file": ref})
+    if at["model"]:
+        check_target(at["lang"], at["model"][0])
 
 
 def _read(name: str) -> list[str]:
@@ -335,7 +335,8 @@ def _run_model(
             writer = stack.enter_context(LineWriter(at["output"]))
         options = _options(_given(context), at["model"])
         translator = _load(context)
-        options = translator.completed(options)
+        with option_names():
+            options = translator.completed(options)
         lang = at["lang"] or translator.bundles[0].meta.get("target_lang")
         tokenizer = _chosen_tokenizer(at["tokenize"], lang)
         if not at["as_json"]:

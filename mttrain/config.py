@@ -23,6 +23,7 @@ from mttrain.settings import (
     ClipNorm,
     Device,
     Duration,
+    Language,
     NotNegative,
     OneOrMany,
     Positive,
@@ -58,8 +59,8 @@ class CorpusConfig(Section):
 class DataConfig(Section):
     """The text files and which of their pairs are used."""
 
-    source_lang: Text = Field(description="language code of the source, such as en")
-    target_lang: Text = Field(
+    source_lang: Language = Field(description="language code of the source, such as en")
+    target_lang: Language = Field(
         description="language code of the target; also chooses the tokenizer of BLEU"
     )
     train: Annotated[list[CorpusConfig], OneOrMany] = Field(

@@ -36,6 +36,7 @@ from mttrain.errors import DataError, unequal_lines
 TextPath = str | os.PathLike[str]
 
 GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, section 2.3.1
+_ZIP_MAGIC = b"PK\x03\x04"  # also .docx, .xlsx, .odt
 _BOM = b"\xef\xbb\xbf"
 _LINE_ENDS = {ord("\n"): " ", ord("\r"): " "}
 
@@ -153,7 +154,7 @@ def _not_utf8(name: str, number: int, offset: int, raw: bytes) -> str:
 def _open_bytes(path: TextPath) -> Iterator[BinaryIO]:
     """The unpacked bytes of a file or of stdin, as a buffered stream that iterates over lines."""
     if os.fspath(path) != "-":
-        with open(path, "rb") as file, _unpacked(file) as stream:
+        with open(path, "rb") as file, _unpacked(file, path) as stream:
             yield stream
         return
     if sys.stdin is None:
@@ -161,7 +162,7 @@ def _open_bytes(path: TextPath) -> Iterator[BinaryIO]:
     source: Any = sys.stdin.buffer
     buffered = source if isinstance(source, io.BufferedReader) else io.BufferedReader(source)
     try:
-        with _unpacked(buffered) as stream:
+        with _unpacked(buffered, path) as stream:
             yield stream
     finally:
         if buffered is not source:
@@ -169,9 +170,14 @@ def _open_bytes(path: TextPath) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def _unpacked(file: io.BufferedReader[Any]) -> Iterator[BinaryIO]:
+def _unpacked(file: io.BufferedReader[Any], path: TextPath) -> Iterator[BinaryIO]:
     # peek waits for one read at most, so that an interactive first line is not held back.
-    if file.peek(2)[:2] != GZIP_MAGIC:
+    start = file.peek(4)
+    if start.startswith(_ZIP_MAGIC):
+        raise DataError(
+            f"{path_name(path)}: this is a packed (zip) file, not text; save it as plain text."
+        )
+    if not start.startswith(GZIP_MAGIC):
         yield cast(BinaryIO, file)
         return
     # GzipFile reads concatenated members as one text; the buffer makes its line iteration fast.
@@ -292,7 +298,12 @@ def _refusal(path: Path | None, error: OSError) -> Exception:
     if isinstance(error, BrokenPipeError):
         return error
     name = "standard output" if path is None else path
-    return DataError(f"{name}: cannot write it: {error.strerror or error}.")
+    reason = error.strerror or error
+    if path is not None and error.errno == errno.ENOENT:
+        folder = path.parent if not path.parent.exists() else Path(os.path.realpath(path)).parent
+        if not folder.exists():
+            reason = f"the folder {folder} does not exist; make it first"
+    return DataError(f"{name}: cannot write it: {reason}.")
 
 
 @contextlib.contextmanager

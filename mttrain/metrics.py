@@ -66,7 +66,7 @@ class Score:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return asdict(self) | {"ci": list(self.ci) if self.ci else None}
+        return asdict(self) | {"ci": _interval(self.ci) if self.ci else None}
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,13 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        pairs = {"baseline_ci": list(self.baseline_ci), "system_ci": list(self.system_ci)}
-        return asdict(self) | pairs | {"delta": self.delta}
+        spreads = {name: _interval(getattr(self, name)) for name in ("baseline_ci", "system_ci")}
+        return asdict(self) | spreads | {"delta": self.delta}
+
+
+def _interval(spread: tuple[float, float]) -> dict[str, float]:
+    """With names: two bare numbers read like the ends of the interval."""
+    return {"mean": spread[0], "half_width": spread[1]}
 
 
 def _label(name: str) -> str:

@@ -101,11 +101,14 @@ class Run:
         self.model = self._new_model()
         self._say_sizes()
         plan = epoch_plan(self.config, self.dataset, 0)
-        per_update = self.config.train.accumulate
+        updates = -(-len(plan) // self.config.train.accumulate)
         self._say(
-            f"{len(plan)} batches an epoch, {-(-len(plan) // per_update)} updates; "
-            f"{int(plan.target_tokens.sum()):,} target tokens; {100 * plan.padding:.1f} % padding"
+            f"an epoch: {len(plan)} batches, {updates} updates, "
+            f"{int(plan.target_tokens.sum()):,} target tokens, {100 * plan.padding:.1f} % padding"
         )
+        steps = self.config.train.max_steps
+        if steps is not None:
+            self._say(f"train.max_steps {steps}: {steps / updates:.1f} epochs")
         return TrainResult("dry_run", self.run_dir, None)
 
     # ---- building ----------------------------------------------------------------------------
@@ -407,6 +410,7 @@ class Run:
         texts = validator.translate(model, decode.beam)
         assert texts is not None
         scores = validator.score(texts, ("bleu", "chrf", "ter"))
+        self._say(f"test set, with {best} and beam {decode.beam}:")
         self.log.event(
             "test",
             step=self.trainer.progress.update,

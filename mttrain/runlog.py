@@ -15,6 +15,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -110,11 +111,17 @@ class ProgressBar:
         self._console = console
         self._what = what
         self._total = total
-        self._spoken = time.monotonic()
+        self._spoken = -math.inf  # the first line comes at once: a sign of life
         self._bar: _Bar | None = None
         if console is not None and console.isatty():
+            known = shutil.get_terminal_size((0, 0)).columns > 0
             self._bar = _Bar(
-                total=total, initial=initial, file=console, unit=f" {what}s", dynamic_ncols=True
+                total=total,
+                initial=initial,
+                file=console,
+                unit=f" {what}s",
+                dynamic_ncols=known,
+                ncols=None if known else 80,  # a terminal that gives no width would show no bar
             )
 
     def update(self, step: int, **postfix: object) -> None:

@@ -24,7 +24,7 @@ from mttrain.checkpoint import Tokenizers
 from mttrain.config import RunConfig, changed_keys, dump_config, load_config
 from mttrain.corpus import atomic_write_text, read_lines
 from mttrain.distributed import World
-from mttrain.errors import ConfigError
+from mttrain.errors import ConfigError, DataError
 from mttrain.rundir import SHARED, SOURCE, TARGET
 from mttrain.runlog import RunLog
 from mttrain.tokenizer import Tokenizer, train_tokenizer
@@ -76,6 +76,29 @@ def check_run_dir(config: RunConfig) -> list[str]:
             "directory."
         )
     return []
+
+
+def check_text_files(config: RunConfig) -> None:
+    """Raise one DataError that names every text file that is missing or empty, with its key."""
+    data = config.data
+    corpora = {"valid": data.valid} | ({} if data.test is None else {"test": data.test})
+    one = len(data.train) == 1
+    corpora |= {"train" if one else f"train.{i}": corpus for i, corpus in enumerate(data.train)}
+    problems = []
+    for name, corpus in sorted(corpora.items()):
+        for side in ("source", "target"):
+            path = Path(getattr(corpus, side))
+            if not path.exists():
+                problem = f"no such file (relative to {Path.cwd()})"
+            elif path.is_dir():
+                problem = "is a directory; name a text file"
+            elif path.is_file() and path.stat().st_size == 0:
+                problem = "is empty; give a file with text"
+            else:
+                continue
+            problems.append(f"data.{name}.{side}: {path}: {problem}")
+    if problems:
+        raise DataError("\n".join(problems))
 
 
 def is_run(run_dir: Path) -> bool:
@@ -203,6 +226,8 @@ def _tokenizer(
     tokenizer = train_tokenizer(
         training_lines(config, sides), vocab_size=settings.vocab_size, level=settings.level
     )
+    if tokenizer.size < settings.vocab_size:
+        log.say(f"the text gives no more than {tokenizer.size} entries")
     log.event("tokenizer", sides=list(sides), size=tokenizer.size, hash=tokenizer.hash)
     return tokenizer
 

@@ -38,6 +38,11 @@ _NO_END = "".join(rf"(?<!(?i:\b{word}\.))" for word in (r"\w", *_ABBREVIATIONS))
 # after the Chinese and Japanese signs, which no space follows.
 _SENTENCE_END = re.compile(rf"(?<=[.!?…])(?<!\d\.){_NO_END}[\"'»”’)\]]*(?=\s)|[。！？]+[」』”’）]*")
 
+
+class PrefixCountError(DataError):
+    """There are not as many prefixes as source lines."""
+
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -104,6 +109,8 @@ def numbered_lines(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iter
 
     A line feed at the end of a line, which an open text file leaves there, is no part of it.
     """
+    if isinstance(lines, str) or isinstance(prefixes, str):
+        raise TypeError("translate wants a list of lines, not one string: write [text].")
     lines = (text.removesuffix("\n") for text in lines)
     if prefixes is None:
         for number, text in enumerate(lines, 1):
@@ -113,15 +120,27 @@ def numbered_lines(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iter
     for number, text in enumerate(lines, 1):
         prefix = next(others, None)
         if prefix is None:
-            raise DataError(
-                f"There are only {number - 1} prefixes for {number} or more source lines; give one "
-                "line per source line, blank for none."
+            count = "1 prefix" if number == 2 else f"{number - 1} prefixes"
+            more = "1 or more source lines" if number == 1 else f"{number} or more source lines"
+            raise PrefixCountError(
+                f"Only {count} for {more}; give one line per source line, blank for none."
             )
         yield Line(number, text, prefix)
     if next(others, None) is not None:
-        raise DataError(
-            f"There are {number} source lines but more prefixes; give one line per source line."
+        lines_read = "1 source line" if number == 1 else f"{number} source lines"
+        raise PrefixCountError(
+            f"More prefixes than the {lines_read}; give one line per source line."
         )
+
+
+def sentence_pairs(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """The pairs themselves; TypeError where a string would be taken apart into its letters."""
+    if isinstance(pairs, str):
+        raise TypeError("score wants a list of (source, target) pairs, not one string.")
+    for pair in pairs:
+        if isinstance(pair, str):
+            raise TypeError("score wants a list of (source, target) pairs: write [(text, text)].")
+        yield pair
 
 
 def cut_ids(ids: Sequence[int], limit: int | None) -> tuple[list[int], bool]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -26,6 +27,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from mttrain.errors import ConfigError
+from mttrain.languages import suggested_code
 from mttrain.yamlio import Fault, KeyPath, Spot, Tree, dotted, plain_scalar
 
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -81,7 +83,18 @@ def _device(value: object) -> object:
 
 
 def _as_list(value: object) -> object:
+    if isinstance(value, str | int | float):
+        raise _refuse(
+            f"wants {{source: FILE, target: FILE}}, or a list of such, got {_shown(value)}"
+        )
     return [value] if isinstance(value, dict | Section) else value
+
+
+def _language(value: str) -> str:
+    code = suggested_code(value)
+    if code is not None:
+        raise _refuse(f"{_shown(value)} is not a language code; write {code}")
+    return value
 
 
 def _as_tuple(value: object) -> object:
@@ -98,6 +111,7 @@ ClipNorm = Annotated[float | None, BeforeValidator(_clip)]
 Device = Annotated[str, BeforeValidator(_device)]
 Duration = Annotated[str | int | None, BeforeValidator(_duration)]
 OneOrMany = BeforeValidator(_as_list)
+Language = Annotated[Text, AfterValidator(_language)]
 
 
 class Problem(NamedTuple):

@@ -21,6 +21,7 @@ from mttrain.run import LOG, Run
 from mttrain.runlog import RunLog, read_log
 from mttrain.runsetup import (
     check_run_dir,
+    check_text_files,
     is_run,
     make_run_dir,
 )
@@ -35,6 +36,7 @@ def train(config: RunConfig, *, fresh: bool = False, dry_run: bool = False) -> T
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    check_text_files(config)
     require_tokenizer(bleu_tokenizer(config.data.target_lang))  # before hours of training
     if dry_run:
         return _rehearse(config)

@@ -181,6 +181,8 @@ class Summary:
 
 def lines_warning(numbers: Sequence[int], what: str) -> str:
     """The warning that these lines (from 1) `what`, such as "came out empty"; the first by name."""
+    if len(numbers) == 1 and what.startswith("were "):
+        what = what.replace("were ", "was ")
     return f"warning: {_count(len(numbers))} {what}: {_listed(numbers)}"
 
 

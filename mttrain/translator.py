@@ -42,6 +42,7 @@ from mttrain.segments import (
     in_halves,
     numbered_lines,
     padded,
+    sentence_pairs,
     split_sentences,
 )
 from mttrain.tokenizer import BOS_ID, EOS_ID, PAD_ID
@@ -351,7 +352,7 @@ class Translator:
         (None: as in translation), and a target longer than learned positions, is cut and marked.
         """
         sources, targets = [], []
-        for source, target in pairs:
+        for source, target in sentence_pairs(pairs):
             sources.append(source)
             targets.append(target)
         limit = self._source_limit(max_source_length)

@@ -233,7 +233,8 @@ def test_a_wrong_output_path_costs_no_translation(
     arguments = ["--source", source, "--ref", source] if command == "eval" else ["--input", source]
     assert main([command, "--model", str(random_run), *arguments, "--output", output]) == 3
     assert capsys.readouterr().err == (
-        f"error: {output}: cannot write it: No such file or directory.\n"
+        f"error: {output}: cannot write it: the folder {Path(output).parent} does not exist; make "
+        "it first.\n"
     )
 
 

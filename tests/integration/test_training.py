@@ -582,6 +582,22 @@ def test_unequal_line_counts_are_refused_before_training(tmp_path: Path) -> None
         assert not list(folder.glob("run/checkpoints/*"))
 
 
+def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
+    """A wrong path was found one at a time, after a vocabulary had been learned for minutes."""
+    data = copy_data(tmp_path)
+    data["valid"]["source"] = str(tmp_path / "nope.en")
+    Path(data["valid"]["target"]).write_text("")
+    data["test"] = {"source": str(tmp_path), "target": str(tmp_path / "nope.de")}
+    with pytest.raises(DataError) as caught:
+        train(tiny_config(tmp_path, data))
+    lines = str(caught.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "data.test.source", "data.test.target", "data.valid.source", "data.valid.target",
+    ]  # fmt: skip
+    assert "directory" in lines[0] and "no such file" in lines[1] and "empty" in lines[3]
+    assert not Path(tmp_path / "run").exists()
+
+
 def test_half_precision_training(tmp_path: Path) -> None:
     """M02: bfloat16 and float16 autocast run a few updates with a finite loss."""
     data = copy_data(tmp_path)

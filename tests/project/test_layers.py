@@ -59,6 +59,7 @@ LAYERS: dict[str, float] = {
     "run": 5.75,  # of trainer
     "trainer": 6,
     # The command line.
+    "cli_checks": 6.25,  # of cli
     "cli_decode": 6.5,
     "cli": 7,
     "__main__": 8,

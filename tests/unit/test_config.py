@@ -508,3 +508,12 @@ def test_schema_describes_every_key() -> None:
     assert len(described) > 60
     assert not [name for name, text in described if not text]
     assert OptimConfig.model_fields["lr"].description in json.dumps(schema)
+
+
+def test_a_file_name_for_a_corpus_is_told_what_is_wanted(tmp_path: Path) -> None:
+    """`train: FILE` was answered with "wants a list"."""
+    data = "data: {source_lang: en, target_lang: de, valid: {source: a, target: b}, train: a.en}"
+    (found,) = problems(tmp_path, f"run_dir: r\n{data}\ntrain: {{max_steps: 1}}\n")
+    assert found == (
+        'run.yaml:2: data.train: wants {source: FILE, target: FILE}, or a list of such, got "a.en"'
+    )

@@ -144,7 +144,7 @@ def test_tying_two_vocabularies_is_refused() -> None:
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_future_and_padding_do_not_reach_the_output(norm: str) -> None:
-    """M04: position t must not change when later targets do, nor when padding does."""
+    """M04, M16: position t must not change when later targets do, nor when padding does."""
     model = tiny(norm=norm)
     src, tgt = batch([5, 9]), batch([8, 8])
     base = model(src, tgt)
@@ -179,15 +179,17 @@ def test_row_with_nothing_to_attend_to(dtype: torch.dtype) -> None:
     """M01, M02: an empty source gives finite numbers and gradients, and harms no other row."""
     model = tiny(tie="none")
     src, tgt = batch([7, 7, 7]), batch([5, 5, 5])
+    full = src.clone()
     src[1] = 0
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         hidden = model(src, tgt)
         sums = smoothed_loss(hidden, model.lm_head.weight, tgt, 0.1)
-        without = model(src[[0, 2]], tgt[[0, 2]])
+        # Of the same shape: kernels may round otherwise for another number of rows.
+        without = model(full, tgt)
     sums.smoothed.backward()
     assert hidden.isfinite().all() and sums.smoothed.isfinite()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-    assert torch.equal(hidden[[0, 2]], without)
+    assert torch.equal(hidden[[0, 2]], without[[0, 2]])
 
 
 def test_train_mode_without_dropout_equals_evaluation() -> None:

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from mttrain.errors import DataError
 from mttrain.segments import (
+    PrefixCountError,
     TranslateOptions,
     batches,
     cut_ids,
     in_halves,
     numbered_lines,
     padded,
+    sentence_pairs,
     split_sentences,
 )
 from mttrain.tokenizer import EOS_ID, PAD_ID, Tokenizer, train_tokenizer
@@ -124,7 +126,10 @@ def test_windows() -> None:
 
 
 def test_lines_are_numbered_from_one() -> None:
-    assert [(line.number, line.text) for line in numbered_lines("ab", None)] == [(1, "a"), (2, "b")]
+    assert [(line.number, line.text) for line in numbered_lines(["a", "b"], None)] == [
+        (1, "a"),
+        (2, "b"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -170,3 +175,22 @@ def test_parts_are_packed(words: Tokenizer, parts: list[str], longest: int) -> N
         first = next(part for part in parts if other.startswith(part))
         whole = words.encode(f"{one} {first}")
         assert len(whole) > longest
+
+
+def test_one_string_is_no_list_of_lines() -> None:
+    """`translate("a sentence")` translated letter by letter, `score(("a", "b"))` letter pairs."""
+    for lines, prefixes in (("abc", None), (["abc"], "d")):
+        with pytest.raises(TypeError, match="not one string"):
+            list(numbered_lines(lines, prefixes))
+    for pairs in ("ab", ("ab", "cd")):
+        with pytest.raises(TypeError, match="list of"):
+            list(sentence_pairs(pairs))  # type: ignore[arg-type]
+    assert list(sentence_pairs([("ab", "cd")])) == [("ab", "cd")]
+
+
+def test_counts_of_prefixes_are_in_grammar() -> None:
+    """The error said "There are only 1 prefixes"."""
+    with pytest.raises(PrefixCountError, match=r"^Only 1 prefix for 2 or more source lines"):
+        list(numbered_lines(["a", "b"], ["c"]))
+    with pytest.raises(PrefixCountError, match=r"^More prefixes than the 1 source line;"):
+        list(numbered_lines(["a"], ["c", "d"]))

@@ -71,3 +71,12 @@ def test_json_is_one_line_and_keeps_every_character() -> None:
     """A text with U+2028, quotes and emoji is one JSON line, not escaped beyond need."""
     [line] = output_lines(translation(text='a\u2028"b" 👍'), layout="jsonl")
     assert "\n" not in line and "👍" in line
+
+
+def test_one_line_is_singular() -> None:
+    """The summary said "1 line were cut"."""
+    assert (
+        lines_warning([4], "were cut at the limit")
+        == "warning: 1 line was cut at the limit: line 4"
+    )
+    assert lines_warning([4, 5], "were cut").startswith("warning: 2 lines were cut")
