@@ -226,7 +226,9 @@ class TrainConfig(Section):
     )
     valid_every: Positive = Field(130, description="updates between validations and checkpoints")
     valid_beam: Positive = Field(1, description="beam width of validations during training")
-    valid_samples: NotNegative = Field(3, description="translations shown at each validation")
+    valid_samples: NotNegative = Field(
+        3, description="translations written to log.jsonl at each validation"
+    )
     log_every: Positive = Field(10, description="updates between log records")
     best_metric: Literal["bleu", "chrf", "nll"] = Field(
         "bleu", description="validation figure that chooses the best checkpoint; nll: lowest wins"
