@@ -68,6 +68,7 @@ __all__ = [
     "average_checkpoints",
     "check_tokenizers",
     "checkpoint_names",
+    "copy_weights",
     "load_model",
     "load_train_state",
     "newest_good",
@@ -253,10 +254,15 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> ModelBun
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{folder / WEIGHTS}: cannot read it: {error}.") from None
     model = _build(folder, meta, tokenizers, tensors)
+    copy_weights(model, tensors)
+    return ModelBundle(model.to(device).eval(), *tokenizers, meta, folder)
+
+
+def copy_weights(model: Transformer, weights: Mapping[str, Tensor]) -> None:
+    """Give each parameter of the model the values that `weights` has under its name."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[name])
-    return ModelBundle(model.to(device).eval(), *tokenizers, meta, folder)
+            parameter.copy_(weights[name])
 
 
 def load_train_state(path: str | Path) -> TrainState:

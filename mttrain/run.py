@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from mttrain.checkpoint import (
     average_checkpoints,
     check_tokenizers,
     checkpoint_names,
+    copy_weights,
     load_model,
     load_train_state,
     newest_good,
@@ -50,7 +51,6 @@ from mttrain.runsetup import (
 )
 from mttrain.validation import Evaluation, Validator
 
-LOG = "log.jsonl"
 AVERAGE = "average"
 STATES_KEPT = 2  # newest checkpoints that keep their training state: the second is a reserve
 
@@ -122,9 +122,10 @@ class Run:
             if self.start_from is None:
                 self._report_corpus()
             with self.log.progress(None, what="encoded pair") as bar:
-                self._encode(bar.update)
+                self.dataset, self.valid_set = self._encode(bar.update)
         self.world.barrier()
-        self.dataset, self.valid_set = self._encode()
+        if not self.world.is_main:
+            self.dataset, self.valid_set = self._encode()
         self.validator = Validator(self.config, self.tokenizers, self.valid_text, self.world)
 
     def _report_corpus(self) -> None:
@@ -176,7 +177,7 @@ class Run:
         bundle = load_model(folder, self.world.device)
         self._check_same_text(bundle.meta, folder)
         check_tokenizers(bundle.meta, self.tokenizers, folder)
-        self._load_weights(dict(bundle.model.named_parameters()))
+        copy_weights(self.model, dict(bundle.model.named_parameters()))
         self.trainer.restore(load_train_state(folder))
         progress = self.trainer.progress
         self.world.barrier()  # every rank has read before the first one removes
@@ -295,9 +296,8 @@ class Run:
         """Write the index and remove checkpoints that are neither new, nor best, nor averaged."""
         train = self.config.train
         names = checkpoint_names(self.run_dir)
-        validated = [name for name in names if index.scores.get(name)]
         assert index.last is not None  # the checkpoint that was just saved
-        keep = {*validated[-train.keep_last :], index.last}
+        keep = {*self._validated(index)[-train.keep_last :], index.last}
         if index.best is not None:
             keep.add(index.best)
         if train.average_of == "best":
@@ -341,7 +341,7 @@ class Run:
         folder = self.run_dir / "checkpoints"
         single_model = load_model(folder / best, self.world.device).model
         single = self._evaluate(single_model)
-        self._load_weights(average_checkpoints([folder / name for name in chosen]))
+        copy_weights(self.model, average_checkpoints([folder / name for name in chosen]))
         mean = self._evaluate(self.model)
         better = self._sign * mean.values[self.metric] > self._sign * single.values[self.metric]
         self.log.event(
@@ -369,19 +369,17 @@ class Run:
         assert found is not None
         return found
 
-    def _load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(weights[name])
-
     def _averaged_names(self, index: Index) -> list[str]:
         train = self.config.train
         if train.average == 0:
             return []
         if train.average_of == "best":
             return index.ranked()[: train.average]
-        validated = [name for name in checkpoint_names(self.run_dir) if index.scores.get(name)]
-        return validated[-train.average :]
+        return self._validated(index)[-train.average :]
+
+    def _validated(self, index: Index) -> list[str]:
+        """Names of the checkpoints that have scores, oldest first."""
+        return [name for name in checkpoint_names(self.run_dir) if index.scores.get(name)]
 
     def _keep_average(self, values: dict[str, float]) -> str:
         if self.world.is_main:

@@ -25,7 +25,7 @@ from mttrain.config import RunConfig, changed_keys, dump_config, load_config
 from mttrain.corpus import atomic_write_text, read_lines
 from mttrain.distributed import World
 from mttrain.errors import ConfigError, DataError
-from mttrain.rundir import SHARED, SOURCE, TARGET
+from mttrain.rundir import LOG, SHARED, SOURCE, TARGET
 from mttrain.runlog import RunLog
 from mttrain.tokenizer import Tokenizer, train_tokenizer
 
@@ -156,7 +156,7 @@ def _locked(run_dir: Path) -> IO[str]:
 
 def _remove_run(run_dir: Path) -> None:
     """Remove the files of a run and nothing else that may lie in its directory."""
-    for name in (SHARED, SOURCE, TARGET, "log.jsonl"):
+    for name in (SHARED, SOURCE, TARGET, LOG):
         (run_dir / name).unlink(missing_ok=True)
     if (run_dir / "checkpoints").is_dir():
         shutil.rmtree(run_dir / "checkpoints")

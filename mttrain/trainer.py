@@ -17,7 +17,8 @@ from mttrain.config import RunConfig
 from mttrain.distributed import World, choose_device, close_world, init_world, one_voice
 from mttrain.metrics import bleu_tokenizer, require_tokenizer
 from mttrain.progress import TrainResult, limit_reached
-from mttrain.run import LOG, Run
+from mttrain.run import Run
+from mttrain.rundir import LOG
 from mttrain.runlog import RunLog, read_log
 from mttrain.runsetup import (
     check_run_dir,
