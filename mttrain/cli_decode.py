@@ -43,7 +43,7 @@ def opt(name: str, metavar: str | None, text: str) -> Any:
     return typer.Option(name, metavar=metavar, help=text)
 
 
-Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16"])
+Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16", "int8"])
 Format = StrEnum("Format", ["text", "jsonl"])
 Number = int | None
 Words = list[str] | None
@@ -73,7 +73,7 @@ BatchSize = Annotated[Number, opt("--batch-size", "N", "Sentences of a batch; 1:
 # No default value, so that a given one can be told from none.
 Device = Annotated[str | None, opt("--device", "D", "cpu, cuda, cuda:N, mps or auto (auto).")]
 Arithmetic = Annotated[
-    Precision | None, opt("--precision", None, "Arithmetic of the model (auto).")
+    Precision | None, opt("--precision", None, "Arithmetic of the model (auto); int8: on a CPU.")
 ]
 Threads = Annotated[Number, opt("--threads", "N", "CPU threads (torch's choice).")]
 

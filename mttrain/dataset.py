@@ -11,7 +11,7 @@ skipped as pairs, once, when the store is made. Which pairs share a batch is the
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mttrain.batching import TokenBatchSampler
+from mttrain.batching import EpochPlan, TokenBatchSampler, plan_epoch
 from mttrain.check import PairRules
-from mttrain.config import CorpusConfig, DataConfig
+from mttrain.config import CorpusConfig, DataConfig, RunConfig
 from mttrain.corpus import read_pairs
 from mttrain.errors import DataError
 from mttrain.store import EncodedCorpus, Split, map_array, open_store
@@ -90,6 +90,19 @@ class TranslationDataset(Dataset[Example]):
         return TranslationDataset, (self.store,)
 
 
+def epoch_plan(config: RunConfig, dataset: TranslationDataset, epoch: int) -> EpochPlan:
+    """The batches of an epoch (counted from 0) under these settings."""
+    return plan_epoch(
+        config.seed,
+        epoch,
+        dataset.source_lengths,
+        dataset.target_lengths,
+        batch_tokens=config.train.batch_tokens,
+        batch_size=config.train.batch_size,
+        weights=dataset.weights,
+    )
+
+
 # ---- batches ----------------------------------------------------------------------------------
 
 
@@ -114,6 +127,30 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The batch on another device; from pinned memory the copy does not wait."""
         return self._moved(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def parts(self, cells: int) -> Iterator[Batch]:
+        """The same pairs in order, in even parts of some `cells` cells a side, or a row more.
+
+        Each is cut to its own longest rows.
+        """
+        rows = self.source.shape[0]
+        count = -(-rows * max(self.source.shape[1], self.target_out.shape[1]) // cells)
+        if count <= 1 or rows <= 1:
+            yield self
+            return
+        sides = [(side != PAD_ID).sum(1) for side in (self.source, self.target_out)]
+        for chunk in torch.arange(rows).tensor_split(min(count, rows)):
+            at = slice(int(chunk[0]), int(chunk[-1]) + 1)
+            source, target = (lengths[at] for lengths in sides)
+            s, t = int(source.max()), int(target.max())
+            yield Batch(
+                self.source[at, :s],
+                self.target_in[at, :t],
+                self.target_out[at, :t],
+                self.indices[at],
+                int(source.sum()),
+                int(target.sum()),
+            )
 
     def pin_memory(self) -> Batch:
         """The batch in page-locked memory; called by DataLoader(pin_memory=True)."""

@@ -130,15 +130,21 @@ def one_voice(world: World) -> Iterator[None]:
 
 
 def compute_type(precision: str, device: torch.device) -> torch.dtype:
-    """Type of the matrix products: auto = bfloat16 on a GPU that has it, float32 elsewhere."""
+    """Type of the matrix products: auto = bfloat16 on a GPU that has it, float32 elsewhere.
+
+    int8 is for decoding on a CPU: ConfigError elsewhere.
+    """
     if precision == "auto":
         bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
         return torch.bfloat16 if bf16 else torch.float32
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    if precision == "int8" and device.type != "cpu":
+        raise ConfigError(f"precision int8 runs on a CPU, not on {device.type}; use auto or bf16")
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    return torch.int8 if precision == "int8" else types[precision]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Run the matrix products of the block in `dtype`; nothing to do for float32."""
-    if dtype == torch.float32:
+    """Run the matrix products of the block in `dtype`; float32 and int8 need no help."""
+    if dtype in (torch.float32, torch.int8):
         return nullcontext()
     return torch.autocast(device.type, dtype=dtype)

@@ -29,10 +29,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mttrain.batching import EpochPlan, TokenBatchSampler, plan_epoch
+from mttrain.batching import EpochPlan, TokenBatchSampler
 from mttrain.checkpoint import TrainState
 from mttrain.config import RunConfig
-from mttrain.dataset import Batch, TranslationDataset, batch_loader
+from mttrain.dataset import Batch, TranslationDataset, batch_loader, epoch_plan
 from mttrain.distributed import World, autocast, compute_type
 from mttrain.errors import TrainingError
 from mttrain.loss import LossSums, smoothed_loss
@@ -48,6 +48,9 @@ from mttrain.progress import Interrupt, Progress, Window, limit_reached
 from mttrain.runlog import RunLog
 
 SUMMED = ("smoothed", "nll", "correct", "target_tokens", "source_tokens")  # over ranks, in Window
+# On a CPU a batch is computed in parts of so many cells x d_model, 4 MB for each tensor of a layer:
+# what is kept for backward grows with the part, and what does not fit the caches is slow.
+PART_ELEMENTS = 1 << 20
 MAX_BAD_UPDATES = 10  # updates in a row whose gradient is not finite before the run stops
 
 
@@ -64,19 +67,6 @@ class StepModule(nn.Module):
         hidden = self.model(source, target_in)
         weight = self.model.lm_head.weight
         return smoothed_loss(hidden, weight, target_out, self.smoothing, self.model.pad_id)
-
-
-def epoch_plan(config: RunConfig, dataset: TranslationDataset, epoch: int) -> EpochPlan:
-    """The batches of an epoch (counted from 0) under these settings."""
-    return plan_epoch(
-        config.seed,
-        epoch,
-        dataset.source_lengths,
-        dataset.target_lengths,
-        batch_tokens=config.train.batch_tokens,
-        batch_size=config.train.batch_size,
-        weights=dataset.weights,
-    )
 
 
 class Trainer:
@@ -209,13 +199,21 @@ class Trainer:
     def _groups(self, batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         """This rank's batches of one update after the other."""
         group: list[Batch] = []
-        for batch in batches:
+        for batch in self._timed(batches):
             group.append(batch)
             if len(group) == self.config.train.accumulate:
                 yield group
                 group = []
         if group:
             yield group
+
+    def _timed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches; the time until each is there goes into the log."""
+        source, start = iter(batches), time.monotonic()
+        for batch in source:
+            self.progress.window.waiting += time.monotonic() - start
+            yield batch
+            start = time.monotonic()
 
     def _log_epoch(self, plan: EpochPlan) -> None:
         self.log.event(
@@ -261,7 +259,10 @@ class Trainer:
         window = self.progress.window
         sums = self.world.sum([getattr(window, name) for name in SUMMED])
         self.progress.window = Window(
-            updates=window.updates, norm=window.norm, seconds=window.seconds
+            updates=window.updates,
+            norm=window.norm,
+            seconds=window.seconds,
+            waiting=window.waiting,
         )
         if self.world.is_main:
             for name, value in zip(SUMMED, sums, strict=True):
@@ -276,9 +277,12 @@ class Trainer:
         for index, batch in enumerate(group):
             # The number of the micro-batch among all ranks': so one process repeats what two do.
             micro = index * self.world.size + self.world.rank
-            self.model.dropout_keys.set(config.seed, update, micro)
-            with self._memory_advice(update, batch):
-                self._backward(batch, divisor, last=index == len(group) - 1)
+            parts = self._parts(batch)
+            for number, part in enumerate(parts):
+                self.model.dropout_keys.set(config.seed, update, micro, number)
+                last = index == len(group) - 1 and number == len(parts) - 1
+                with self._memory_advice(update, part):
+                    self._backward(part, divisor, last)
         self.scaler.unscale_(self.optimizer)
         norm = gradient_norm(self.model.parameters())
         rate = learning_rate(update, config.optim, config.train.max_steps)
@@ -292,6 +296,12 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         progress.update = update
         self._account(group, norm.item(), rate, finite)
+
+    def _parts(self, batch: Batch) -> list[Batch]:
+        """What of a batch is computed at once: all on a GPU, on a CPU what its caches can hold."""
+        if self.world.device.type != "cpu":
+            return [batch]
+        return list(batch.parts(PART_ELEMENTS // self.config.model.d_model))
 
     def _backward(self, batch: Batch, divisor: int, last: bool) -> None:
         on_device = batch.to(self.world.device)
@@ -385,6 +395,7 @@ class Trainer:
             left_out=progress.left_out,
             tokens_per_second=round(speed, 1),
             seconds=round(progress.seconds, 2),
+            waiting=round(window.waiting / window.seconds, 4) if window.seconds > 0 else 0.0,
         )
         self._bar.update(
             progress.update,

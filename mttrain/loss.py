@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -53,11 +52,12 @@ class _ProjectedLoss(torch.autograd.Function):
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         sums = torch.zeros(3, dtype=wide, device=hidden.device)
         projection = weight.to(hidden.dtype)
+        column_sums = projection.sum(0, dtype=wide)
         grad_hidden = torch.empty_like(hidden) if wanted else None
         grad_weight = torch.zeros_like(weight) if wanted else None
         for start, end in _chunks(hidden, weight.shape[0]):
             rows, chosen = hidden[start:end], targets[start:end]
-            grad = _chunk(rows, projection, chosen, smoothing, sums, wanted)
+            grad = _chunk(rows, projection, column_sums, chosen, smoothing, sums, wanted)
             if grad is None or grad_hidden is None or grad_weight is None:
                 continue
             grad = grad.to(rows.dtype)
@@ -92,32 +92,42 @@ def _chunks(hidden: Tensor, vocab: int) -> list[tuple[int, int]]:
 
 
 def _chunk(
-    rows: Tensor, weight: Tensor, targets: Tensor, smoothing: float, sums: Tensor, wanted: bool
+    rows: Tensor,
+    weight: Tensor,
+    column_sums: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    sums: Tensor,
+    wanted: bool,
 ) -> Tensor | None:
     """Add one chunk to `sums`; returns the gradient of the logits [R, V] when it is wanted.
 
     With p = softmax(z), V types and smoothing e, the loss of one row is
     (1 - e) * -log p[y] + e / V * sum_v -log p[v]   (Szegedy et al. 2016, section 7)
-    and its gradient in the logits is p - (1 - e) * onehot(y) - e / V.
+    and its gradient in the logits is p - (1 - e) * onehot(y) - e / V. column_sums [D]: the sum of
+    the rows of the weight.
     """
-    logits = rows @ weight.t()
-    log_probs = F.log_softmax(logits, dim=-1, dtype=sums.dtype)
+    logits = (rows @ weight.t()).to(sums.dtype)
     column = targets[:, None]
-    picked = log_probs.gather(1, column)
-    nll = -picked.sum()
+    picked, highest = logits.gather(1, column), logits.amax(1, keepdim=True)
+    probs = torch.softmax(logits, dim=-1)
+    # log sum exp(z) from the largest probability, which is at least 1 / V: no second pass of exp.
+    norm = highest - probs.amax(1, keepdim=True).log_()
+    nll = (norm - picked).sum()
     vocab = weight.shape[0]
     sums[0] += (1.0 - smoothing) * nll
     if smoothing:
-        sums[0] -= log_probs.sum() * (smoothing / vocab)
+        # The logits of one row sum up to its product with the sum of the weight's rows.
+        total = (rows.to(sums.dtype) * column_sums).sum()
+        sums[0] += smoothing * (norm.sum() - total / vocab)
     sums[1] += nll
-    sums[2] += (picked[:, 0] >= log_probs.amax(dim=1)).sum()
+    sums[2] += (picked >= highest).sum()
     if not wanted:
         return None
-    grad = log_probs.exp_()
     if smoothing:
-        grad.sub_(smoothing / vocab)
-    grad.scatter_add_(1, column, torch.full_like(picked, smoothing - 1.0))
-    return grad
+        probs.sub_(smoothing / vocab)
+    probs.scatter_add_(1, column, torch.full_like(picked, smoothing - 1.0))
+    return probs
 
 
 def smoothed_loss(

@@ -5,7 +5,7 @@ positions; embeddings tied over all three matrices, on the target side, or not a
 names are those of Hugging Face's BART family, so that export is renaming.
 
 Price: a training step is dominated by the matrix products (about 6 FLOPs per parameter and token);
-decoding keeps keys and values of past steps, so that a step costs one token, not a whole prefix.
+decoding runs the same weights step by step in `inference`.
 
 Shapes: B sentences, S source length, T target length, N rows being decoded (B x beam), D d_model,
 H heads, E = D / H head width, F d_ff, V vocabulary, L layers.
@@ -15,16 +15,15 @@ Masks: True = may attend.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mttrain.attention import Attention
 from mttrain.config import ModelConfig
 from mttrain.dropout import DropoutKeys, KeyedDropout
-from mttrain.kvcache import CACHE_STEP, DecoderState
-from mttrain.masks import causal_mask, mask_bias
+from mttrain.masks import mask_bias
 
 
 def sinusoidal_positions(start: int, length: int, d_model: int) -> Tensor:
@@ -43,84 +42,6 @@ def sinusoidal_positions(start: int, length: int, d_model: int) -> Tensor:
     table[:, 0::2] = torch.sin(angle)
     table[:, 1::2] = torch.cos(angle[:, : d_model // 2])
     return table
-
-
-class Attention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2) with separate q, k, v projections.
-
-    The products run fused (one for q, k and v of self-attention, one for k and v of
-    cross-attention) over weights joined on the fly; the parameters keep their own names.
-    """
-
-    def __init__(self, config: ModelConfig, keys: DropoutKeys) -> None:
-        super().__init__()
-        d_model = config.d_model
-        self.num_heads = config.num_heads
-        self.q_proj = nn.Linear(d_model, d_model)
-        self.k_proj = nn.Linear(d_model, d_model)
-        self.v_proj = nn.Linear(d_model, d_model)
-        self.out_proj = nn.Linear(d_model, d_model)
-        self.dropout = KeyedDropout(config.attention_dropout, keys)
-        for projection in (self.q_proj, self.k_proj, self.v_proj):
-            # q, k and v act as one D x 3D matrix, whose Glorot scale is 1/sqrt(2) of a square one.
-            nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)
-        nn.init.xavier_uniform_(self.out_proj.weight)
-        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
-            nn.init.zeros_(projection.bias)
-
-    def joined(self, *names: str) -> tuple[Tensor, Tensor]:
-        """Weights [n*D, D] and biases [n*D] of the named projections, one below the other."""
-        parts = [getattr(self, f"{name}_proj") for name in names]
-        return torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts])
-
-    def split_heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """[B, T, parts*D] -> `parts` tensors [B, H, T, E]"""
-        batch, length, _ = x.shape
-        shaped = x.view(batch, length, parts, self.num_heads, -1)
-        return shaped.permute(2, 0, 3, 1, 4).unbind(0)
-
-    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """memory [B, S, D] -> keys, values [B, H, S, E]"""
-        key, value = self.split_heads(F.linear(memory, *self.joined("k", "v")), 2)
-        return key, value
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool = False
-    ) -> Tensor:
-        """query [B, H, T, E], key and value [B, H, S, E], bias [B|1, 1, T|1, S] -> [B, T, D]"""
-        if self.training and self.dropout.rate > 0.0:
-            out = self._attend_explicitly(query, key, value, bias, causal)
-        else:
-            out = F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
-        batch, _, length, _ = query.shape
-        result: Tensor = self.out_proj(out.transpose(1, 2).reshape(batch, length, -1))
-        return result
-
-    def _attend_explicitly(
-        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool
-    ) -> Tensor:
-        # scaled_dot_product_attention would draw its dropout from the global generator.
-        return torch.matmul(self.dropout(self.weights(query, key, bias, causal)), value)
-
-    def weights(self, query: Tensor, key: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
-        """Attention weights [B, H, T, S], each row summing to 1 (equation 1 of the paper)."""
-        scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-1, -2))
-        if causal:
-            allowed = causal_mask(scores.shape[-1], scores.device)
-            scores = scores + mask_bias(allowed, scores.dtype)
-        if bias is not None:
-            scores = scores + bias.to(scores.dtype)
-        return torch.softmax(scores, dim=-1)
-
-    def forward(self, x: Tensor, bias: Tensor | None, causal: bool = False) -> Tensor:
-        """Self-attention: x [B, T, D] -> [B, T, D]"""
-        query, key, value = self.split_heads(F.linear(x, *self.joined("q", "k", "v")), 3)
-        return self.attend(query, key, value, bias, causal)
-
-    def cross(self, x: Tensor, memory: Tensor, bias: Tensor | None) -> Tensor:
-        """Cross-attention: x [B, T, D] attends to memory [B, S, D] -> [B, T, D]"""
-        (query,) = self.split_heads(self.q_proj(x), 1)
-        return self.attend(query, *self.keys_values(memory), bias)
 
 
 class Layer(nn.Module):
@@ -152,7 +73,7 @@ class Layer(nn.Module):
 
     def after(self, x: Tensor, out: Tensor, norm: nn.LayerNorm, dropout: KeyedDropout) -> Tensor:
         """Residual sum around a sub-layer; under post-norm normalised (section 3.1)."""
-        total = x + dropout(out)
+        total = dropout.add(x, out)
         result: Tensor = total if self.pre_norm else norm(total)
         return result
 
@@ -201,27 +122,6 @@ class DecoderLayer(Layer):
             self.before(x, self.encoder_attn_layer_norm), memory, memory_bias
         )
         x = self.after(x, out, self.encoder_attn_layer_norm, self.encoder_attn_dropout)
-        return self.feed_forward(x)
-
-    def step(self, x: Tensor, state: DecoderState, index: int) -> Tensor:
-        """One target position: x [N, 1, D] -> [N, 1, D]; writes this layer's keys and values."""
-        attn = self.self_attn
-        joined = F.linear(self.before(x, self.self_attn_layer_norm), *state.fused[index])
-        # The rows of one sentence are queries of one attention over the positions of all of them.
-        grouped = joined.view(-1, state.group, joined.shape[-1])  # [N/group, group, 3D]
-        query, key, value = attn.split_heads(grouped, 3)  # [N/group, H, group, E]
-        state.cache[index, 0, :, :, state.length] = key
-        state.cache[index, 1, :, :, state.length] = value
-        out = attn.attend(query, *state.past(index), state.past_bias)
-        x = self.after(x, out.view(x.shape), self.self_attn_layer_norm, self.self_attn_dropout)
-        inner = self.before(x, self.encoder_attn_layer_norm)
-        # Rows of one sentence become queries of one attention: its keys are stored once.
-        grouped = inner.view(-1, state.group, inner.shape[-1])  # [N/group, group, D]
-        (query,) = self.encoder_attn.split_heads(self.encoder_attn.q_proj(grouped), 1)
-        out = self.encoder_attn.attend(query, *state.memory[index], state.memory_bias)
-        x = self.after(
-            x, out.view(x.shape), self.encoder_attn_layer_norm, self.encoder_attn_dropout
-        )
         return self.feed_forward(x)
 
 
@@ -356,34 +256,3 @@ class Transformer(nn.Module):
         """src [B, S], tgt_in [B, T] -> hidden states [B, T, D] before the output projection."""
         src_mask = self.source_mask(src)
         return self.decode(tgt_in, self.encode(src, src_mask), src_mask)
-
-    def start(self, src: Tensor) -> DecoderState:
-        """Encode src [N, S] and prepare decoding from the first position; one row a sentence."""
-        src_mask = self.source_mask(src)
-        memory = self.encode(src, src_mask)
-        layers: list[DecoderLayer] = list(self.decoder.layers)  # type: ignore[arg-type]
-        cross = tuple(layer.encoder_attn.keys_values(memory) for layer in layers)
-        cross = tuple((k.contiguous(), v.contiguous()) for k, v in cross)
-        heads, width = self.config.num_heads, self.config.d_model // self.config.num_heads
-        shape = (len(layers), 2, src.shape[0], heads, CACHE_STEP, 1, width)
-        return DecoderState(
-            cache=cross[0][0].new_empty(shape),
-            slots=src.new_zeros((src.shape[0], CACHE_STEP)),
-            memory=cross,
-            memory_bias=self._memory_bias(src_mask),
-            fused=tuple(layer.self_attn.joined("q", "k", "v") for layer in layers),
-            length=0,
-            group=1,
-        )
-
-    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """The tokens [N] of the current position -> logits [N, V] of the next, and the new state.
-
-        Position of the t-th call is t, from 0; the cache of `state` is written in place.
-        """
-        state = state.prepared()
-        x = self.decoder.embed(tokens[:, None], start=state.length)  # [N, 1, D]
-        for index, layer in enumerate(self.decoder.layers):
-            x = layer.step(x, state, index)  # type: ignore[operator]
-        logits = self.project(self.decoder.normalised(x)[:, 0])
-        return logits, replace(state, length=state.length + 1)

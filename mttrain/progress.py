@@ -29,6 +29,7 @@ class Window:
     updates: int = 0
     norm: float = 0.0
     seconds: float = 0.0
+    waiting: float = 0.0  # of the seconds, for the next batch
 
 
 @dataclass

@@ -11,6 +11,7 @@ encoding), at a resumed one the hashes of the files; at the end two more validat
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,10 +37,11 @@ from mttrain.checkpoint import (
     write_index,
 )
 from mttrain.config import RunConfig
-from mttrain.dataset import TranslationDataset, encode_corpus, load_raw
+from mttrain.dataset import TranslationDataset, encode_corpus, epoch_plan, load_raw
 from mttrain.distributed import World
 from mttrain.errors import CheckpointError, TrainingError
-from mttrain.loop import Trainer, epoch_plan
+from mttrain.loop import Trainer
+from mttrain.machine import prepare_cpu
 from mttrain.metrics import Score
 from mttrain.model import Transformer
 from mttrain.progress import Progress, TrainResult
@@ -66,6 +68,7 @@ class Run:
         self.scores: dict[str, float] = {}
         self.start_from: Path | None = None
         self.metric = config.train.best_metric
+        self.cpu = prepare_cpu(config.threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         self._sign = -1.0 if self.metric in LOWER_IS_BETTER else 1.0
 
     def run(self) -> TrainResult:
@@ -170,6 +173,7 @@ class Run:
                 device=str(self.world.device),
                 ranks=self.world.size,
                 threads=torch.get_num_threads(),
+                cpu=self.cpu,
                 config=self.config.model_dump(mode="json"),
             )
             self._say_sizes()
@@ -185,7 +189,7 @@ class Run:
             self._forget_later(progress.update)
             self.log.truncate_after(progress.update)
             write_config(self.config)
-        self.log.event("resume", step=progress.update, changes=list(self.changes))
+        self.log.event("resume", step=progress.update, changes=list(self.changes), cpu=self.cpu)
         for change in self.changes:
             self._say(f"changed: {change}")
         self._say(f"resuming after update {progress.update} (epoch {progress.epoch + 1})")
@@ -425,6 +429,7 @@ class Run:
             f"{' + '.join(str(t.size) for t in dict.fromkeys(self.tokenizers))}; "
             f"{len(self.dataset):,} training pairs; {self.world.device}"
         )
+        self._say(self.cpu)
 
     # ---- talking -----------------------------------------------------------------------------
 

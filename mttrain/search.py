@@ -58,8 +58,10 @@ class Stepper(Protocol[State]):
     """What the search asks of a model: next-token log-probabilities and a state it can reorder.
 
     After `start` the state has one row per source sentence. `step` returns a float32 tensor that
-    the search overwrites. `reorder` gives the state whose row i is the old row rows[i]; rows may
-    repeat, and rows of one sentence are always neighbours.
+    the search overwrites before it calls again. `reorder` gives the state whose row i is the old
+    row rows[i]; rows may repeat, rows of one sentence are always neighbours, and all sentences have
+    equally many. kept: which of the old sentences are left, in their order (None: all); to split
+    the rows of a sentence into sentences of their own it names that sentence several times.
     """
 
     @property
@@ -69,7 +71,7 @@ class Stepper(Protocol[State]):
 
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]: ...
 
-    def reorder(self, state: State, rows: Tensor) -> State: ...
+    def reorder(self, state: State, rows: Tensor, kept: Tensor | None) -> State: ...
 
 
 class EnsembleStepper:
@@ -92,9 +94,9 @@ class EnsembleStepper:
         total = torch.stack([log_probs for log_probs, _ in outs]).logsumexp(0)
         return total.sub_(math.log(len(outs))), [part for _, part in outs]
 
-    def reorder(self, state: list[Any], rows: Tensor) -> list[Any]:
+    def reorder(self, state: list[Any], rows: Tensor, kept: Tensor | None) -> list[Any]:
         """The states of all members with rows [R] of the old ones."""
-        return [s.reorder(part, rows) for s, part in zip(self.steppers, state, strict=True)]
+        return [s.reorder(part, rows, kept) for s, part in zip(self.steppers, state, strict=True)]
 
 
 def search(
@@ -151,9 +153,9 @@ def beam_search(
     tokens = src.new_full((src.shape[0],), options.bos)
     while beams.sentences:
         log_probs, state = stepper.step(tokens, state)
-        rows, tokens = beams.advance(log_probs)
+        tokens, rows, kept = beams.advance(log_probs)
         if rows is not None:
-            state = stepper.reorder(state, rows)
+            state = stepper.reorder(state, rows, kept)
     return [_best_first(options, found) for found in beams.found]
 
 
@@ -169,10 +171,11 @@ class _Beams:
         self.tokens = src.new_empty((count, 0))  # [R, t]
         self.scores = torch.zeros(count, 1, device=src.device)  # [b, W], sums of log-probabilities
 
-    def advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor]:
+    def advance(self, log_probs: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Take the log-probabilities [R, V] of one step (overwritten).
 
-        Returns the state's new rows (None: as they were) and their last tokens.
+        Returns the last tokens of the new rows, which rows of the state they are (None: as they
+        were), and which of its sentences are left (None: all).
         """
         beam, vocab = self.options.beam, log_probs.shape[1]
         groups, width = self.scores.shape
@@ -193,9 +196,8 @@ class _Beams:
         report = torch.cat([ended, live[:, :1]], 1).tolist()
         self._harvest(report, score, parent, live, rows, last)
         kept = [group for group, sentence in enumerate(self.sentences) if sentence is not None]
-        drop = _COMPACT * (groups - len(kept)) >= groups
-        same = width == next_width == 1 and not drop
-        if drop:
+        keep = None
+        if _COMPACT * (groups - len(kept)) >= groups:
             keep = torch.tensor(kept, dtype=torch.int64, device=score.device)
             rows, last, live = rows[keep], last[keep], live[keep]
             self.sentences = [self.sentences[group] for group in kept]
@@ -203,7 +205,8 @@ class _Beams:
         flat, ids = rows.reshape(-1), last.reshape(-1)
         self.scores = live
         self.tokens = torch.cat([self.tokens.index_select(0, flat), ids[:, None]], 1)
-        return (None if same or not kept else flat), ids
+        same = width == next_width == 1 and keep is None
+        return ids, (None if same or not kept else flat), keep
 
     def _harvest(
         self,
@@ -219,26 +222,31 @@ class _Beams:
         report: for each group the scores of what ends among the best K, others at -inf, and the
         score of the best that goes on. NaN, from a model that overflows, counts as -inf.
         """
-        for group, (*ended, best) in enumerate(report):
-            sentence = self.sentences[group]
-            if sentence is None:
-                continue
-            found = self.found[sentence]
-            hits = [i for i, value in enumerate(ended) if value > NEVER]
-            if hits:
-                self._add(found, parent[group, hits], score[group, hits], finished=True)
+        here = [(group, at) for group, at in enumerate(self.sentences) if at is not None]
+        hits = [
+            (group, i, self.found[at])
+            for group, at in here
+            for i, value in enumerate(report[group][:-1])
+            if value > NEVER
+        ]
+        if hits:
+            groups, columns, lists = zip(*hits, strict=True)
+            self._add(lists, parent[groups, columns], score[groups, columns], finished=True)
+        for group, sentence in here:
+            best = report[group][-1]
             if not self._done(sentence, best):
                 continue
-            self.sentences[group] = None
+            self.sentences[group], found = None, self.found[sentence]
             if len(found) < self.options.nbest and best > NEVER:  # stopped by its limit
                 alive = live[group] > NEVER
                 ids = last[group][alive]
-                self._add(found, rows[group][alive], live[group][alive], False, ids)
+                self._add([found] * len(ids), rows[group][alive], live[group][alive], False, ids)
             elif not found:  # nothing may follow what stood before this step
                 width = self.scores.shape[1]
                 before = torch.arange(width, device=live.device) + group * width
                 alive = self.scores[group] > NEVER
-                self._add(found, before[alive], self.scores[group][alive], False)
+                scores = self.scores[group][alive]
+                self._add([found] * len(scores), before[alive], scores, False)
 
     def _done(self, sentence: int, best: float) -> bool:
         """Whether a sentence, whose best live sum is `best`, needs no further step.
@@ -258,17 +266,17 @@ class _Beams:
 
     def _add(
         self,
-        found: list[Hypothesis],
+        lists: Sequence[list[Hypothesis]],
         rows: Tensor,
         scores: Tensor,
         finished: bool,
         last: Tensor | None = None,
     ) -> None:
-        """Hypotheses whose tokens are those of `rows`, then, if given, one of `last` each."""
+        """To each of the lists a hypothesis: the tokens of its row, then, if given, its last."""
         tokens = self.tokens[rows]
         if last is not None:
             tokens = torch.cat([tokens, last[:, None]], 1)
-        for ids, score in zip(tokens.tolist(), scores.tolist(), strict=True):
+        for found, ids, score in zip(lists, tokens.tolist(), scores.tolist(), strict=True):
             ranked = self.options.ranked(score, len(ids), finished)
             found.append(Hypothesis(tuple(ids), score, ranked, finished))
 
@@ -332,8 +340,8 @@ def _single_paths(
     """One hypothesis for each of the `copies` rows of every sentence, in their order."""
     options, state = rules.options, stepper.start(src)
     spread = torch.arange(src.shape[0], device=src.device).repeat_interleave(copies)
-    if copies > 1:
-        state = stepper.reorder(state, spread)
+    if copies > 1:  # each draw a sentence of its own: they end one by one
+        state = stepper.reorder(state, spread, spread)
     rules.keep(spread)
     limits = [limit for limit in rules.limits for _ in range(copies)]
     rows, least = list(range(len(limits))), min(limits, default=0)  # rows in the batch
@@ -363,7 +371,7 @@ def _single_paths(
         kept = [at for at, row in enumerate(rows) if row not in found]
         if _COMPACT * (len(rows) - len(kept)) >= len(rows):
             keep = torch.tensor(kept, device=src.device)
-            state = stepper.reorder(state, keep)
+            state = stepper.reorder(state, keep, keep)
             rules.keep(keep)
             rows, last = [rows[at] for at in kept], last[keep]
             tokens, totals = tokens[keep], totals[keep]

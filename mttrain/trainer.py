@@ -35,8 +35,6 @@ def train(config: RunConfig, *, fresh: bool = False, dry_run: bool = False) -> T
     says what training would do, and leaves no file. Raises ConfigError, DataError, CheckpointError
     and TrainingError.
     """
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
     check_text_files(config)
     require_tokenizer(bleu_tokenizer(config.data.target_lang))  # before hours of training
     if dry_run:

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,7 @@ from mttrain.checkpoint import ModelBundle, load_model
 from mttrain.corpus import one_line
 from mttrain.distributed import autocast, choose_device, compute_type
 from mttrain.errors import CheckpointError, ConfigError, DataError
-from mttrain.kvcache import DecoderState
+from mttrain.inference import ModelStepper
 from mttrain.languages import sentence_space
 from mttrain.model import Transformer
 from mttrain.search import EnsembleStepper, Hypothesis, Stepper, search
@@ -78,27 +79,6 @@ class ForcedScore:
     cut: bool = False  # source or target was longer than the limit
 
 
-class ModelStepper:
-    """A Transformer as the search wants it: float32 log-probabilities, whatever its precision."""
-
-    def __init__(self, model: Transformer) -> None:
-        self.model = model
-        self.vocab_size = model.lm_head.out_features
-
-    def start(self, src: Tensor) -> DecoderState:
-        """src [B, S] -> the state before the first token"""
-        return self.model.start(src)
-
-    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """tokens [R] -> log-probabilities of the next ones [R, V], and the new state"""
-        logits, state = self.model.step(tokens, state)
-        return F.log_softmax(logits, dim=-1, dtype=torch.float32), state
-
-    def reorder(self, state: DecoderState, rows: Tensor) -> DecoderState:
-        """The state with rows [R] of the old one."""
-        return state.reorder(rows)
-
-
 @dataclass(frozen=True, slots=True)
 class _Unit:
     """What one search row translates: a line, or one of the parts of a long line."""
@@ -119,9 +99,11 @@ class Translator:
         bundles: ModelBundle | Sequence[ModelBundle],
         device: str | torch.device | None = None,
         precision: str = "auto",
+        make_stepper: Callable[[Any, torch.dtype], Stepper[Any]] = ModelStepper,
     ) -> None:
         """Use built models; `device` None leaves them where they are.
 
+        make_stepper: what the search works with, of a model and the type of its products.
         CheckpointError when the members of an ensemble have other tokenizers or languages.
         """
         self.bundles = [bundles] if isinstance(bundles, ModelBundle) else list(bundles)
@@ -138,6 +120,9 @@ class Translator:
             for model in self.models:
                 model.to(self.device)
         self.dtype = compute_type(precision, self.device)
+        self._make_stepper = make_stepper
+        self._prepared: Stepper[Any] | None = None
+        self._loaded = False  # by `load`: nobody trains these models
 
     @classmethod
     def load(
@@ -148,12 +133,17 @@ class Translator:
         precision: str = "auto",
         threads: int | None = None,
     ) -> Translator:
-        """Load a run directory or checkpoint, or several as an ensemble; threads: of the CPU."""
+        """Load a run directory or checkpoint, or several as an ensemble; threads: of the CPU.
+
+        The weights are prepared for decoding once: changing them afterwards has no effect.
+        """
         if threads is not None:
             torch.set_num_threads(threads)
         chosen = choose_device(device)
         names = [paths] if isinstance(paths, str | Path) else list(paths)
-        return cls([load_model(name, chosen) for name in names], chosen, precision)
+        translator = cls([load_model(name, chosen) for name in names], chosen, precision)
+        translator._loaded = True
+        return translator
 
     @property
     def max_positions(self) -> int | None:
@@ -182,9 +172,9 @@ class Translator:
         dropped: the next token brings its own). DataError when there are not as many as lines.
         """
         options = self.completed(options or TranslateOptions())
-        queue = numbered_lines(lines, prefixes)
+        queue, stepper = numbered_lines(lines, prefixes), self._stepper()
         while window := list(itertools.islice(queue, options.lines_ahead())):
-            yield from self._window(window, options)
+            yield from self._window(window, options, stepper)
 
     def completed(self, options: TranslateOptions) -> TranslateOptions:
         """The options with this model's symbols and source limit, as they are used.
@@ -211,7 +201,9 @@ class Translator:
 
     # ---- one window ---------------------------------------------------------------------------
 
-    def _window(self, window: list[Line], options: TranslateOptions) -> list[Translation]:
+    def _window(
+        self, window: list[Line], options: TranslateOptions, stepper: Stepper[Any]
+    ) -> list[Translation]:
         units = self._units(window, options)
         found: list[list[list[Hypothesis]]] = [[] for _ in window]
         cut = {unit.place for unit in units if unit.cut}
@@ -224,7 +216,9 @@ class Translator:
             )
             for batch in batches(order, lengths, tokens=tokens, size=options.batch_size):
                 answers = in_halves(
-                    lambda part: self._search(part, options), [units[i] for i in batch], _too_large
+                    lambda part: self._search(part, options, stepper),
+                    [units[i] for i in batch],
+                    _too_large,
                 )
                 for i, hypotheses in zip(batch, answers, strict=True):
                     results[i] = hypotheses
@@ -262,10 +256,12 @@ class Translator:
         lengths = [bundle.meta.get("max_length") for bundle in self.bundles]
         return min((n for n in lengths if isinstance(n, int)), default=DEFAULT_MAX_SOURCE)
 
-    def _search(self, units: Sequence[_Unit], options: TranslateOptions) -> list[list[Hypothesis]]:
+    def _search(
+        self, units: Sequence[_Unit], options: TranslateOptions, stepper: Stepper[Any]
+    ) -> list[list[Hypothesis]]:
         """The hypotheses of each unit."""
         return search(
-            self._stepper(),
+            stepper,
             padded([unit.ids for unit in units], self.device),
             options,
             lengths=[len(unit.ids) - 1 for unit in units],
@@ -274,9 +270,12 @@ class Translator:
             line_ids=[unit.key for unit in units],
         )
 
-    def _stepper(self) -> Stepper[DecoderState] | EnsembleStepper:
-        steppers = [ModelStepper(model) for model in self.models]
-        return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
+    def _stepper(self) -> Stepper[Any]:
+        """The models as the search wants them; those of `load` are prepared once."""
+        if self._prepared is None or not self._loaded:
+            steppers = [self._make_stepper(model, self.dtype) for model in self.models]
+            self._prepared = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
+        return self._prepared
 
     @contextmanager
     def _ready(self) -> Iterator[None]:

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 
 from mttrain.checkpoint import checkpoint_names, load_model, newest_good, read_index
 from mttrain.config import RunConfig
-from mttrain.dataset import TranslationDataset, collate, encode_corpus
+from mttrain.dataset import TranslationDataset, collate, encode_corpus, epoch_plan
 from mttrain.errors import CheckpointError, ConfigError, DataError, TrainingError
-from mttrain.loop import epoch_plan
 from mttrain.model import Transformer
 from mttrain.optim import learning_rate
 from mttrain.runlog import read_log
@@ -51,7 +50,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 def records(run_dir: str | Path, kind: str) -> list[dict[str, Any]]:
     """Records without the fields that a clock makes."""
-    clock = {"time", "seconds", "tokens_per_second"}
+    clock = {"time", "seconds", "tokens_per_second", "waiting"}
     return [
         {key: value for key, value in record.items() if key not in clock}
         for record in read_log(Path(run_dir) / "log.jsonl")

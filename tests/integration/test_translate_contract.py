@@ -39,12 +39,15 @@ class CopyState:
 
 
 class Copier(nn.Module):
-    """Gives almost all probability to the next source token; `favour` ids get more than that."""
+    """Gives almost all probability to the next source token; `favour` ids get more than that.
+
+    Model and stepper in one.
+    """
 
     def __init__(self, size: int, favour: Sequence[int] = (), most_rows: int = 10**9) -> None:
         super().__init__()
         self.lm_head = nn.Linear(1, size)
-        self.max_positions = None
+        self.max_positions, self.vocab_size = None, size
         self.favour, self.most_rows = list(favour), most_rows
         self.sources: list[list[int]] = []
         self.first_inputs: set[int] = set()
@@ -63,7 +66,10 @@ class Copier(nn.Module):
         logits = torch.zeros(len(tokens), self.lm_head.out_features)
         logits.scatter_(1, state.src[:, at, None], 20.0)
         logits[:, self.favour] = 40.0
-        return logits, replace(state, step=state.step + 1)
+        return logits.log_softmax(-1), replace(state, step=state.step + 1)
+
+    def reorder(self, state: CopyState, rows: Tensor, kept: Tensor | None) -> CopyState:
+        return state.reorder(rows)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +82,8 @@ def copying(
 ) -> Translator:
     model: Any = Copier(tokenizer.size, **parts)
     content = {"source_lang": "en", "target_lang": "de", "max_length": 256, **(meta or {})}
-    return Translator(ModelBundle(model, tokenizer, tokenizer, content, Path("copier")))
+    bundle = ModelBundle(model, tokenizer, tokenizer, content, Path("copier"))
+    return Translator(bundle, make_stepper=lambda model, dtype: model)
 
 
 def flagged(found: Sequence[Translation], name: str) -> list[int]:

@@ -44,7 +44,7 @@ class ContextTable:
         log_probs = self.tables[state.sentence, state.step, state.before, tokens].clone()
         return log_probs, replace(state, before=tokens, step=state.step + 1)
 
-    def reorder(self, state: Place, rows: Tensor) -> Place:
+    def reorder(self, state: Place, rows: Tensor, kept: Tensor | None) -> Place:
         return replace(state, sentence=state.sentence[rows], before=state.before[rows])
 
 

@@ -121,8 +121,8 @@ def test_explicit_attention_equals_the_fused_one() -> None:
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
     bias = mask_bias(mask, query.dtype)[:, None, None, :]
     fused = torch.nn.functional.scaled_dot_product_attention(query, key, value, bias)
-    explicit = attention._attend_explicitly(query, key, value, bias, causal=False)
+    explicit = torch.matmul(attention.weights(query, key, bias, causal=False), value)
     torch.testing.assert_close(explicit, fused)
     fused = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-    explicit = attention._attend_explicitly(query, key, value, None, causal=True)
+    explicit = torch.matmul(attention.weights(query, key, None, causal=True), value)
     torch.testing.assert_close(explicit, fused)

@@ -32,12 +32,15 @@ LAYERS: dict[str, float] = {
     "runlog": 1,
     "metrics": 1,
     "dropout": 1,  # of model
+    "machine": 1,  # of distributed
     "masks": 1,  # of model
-    "kvcache": 1.5,  # of model
+    "attention": 1.5,  # of model
+    "kvcache": 1.5,  # of inference
     "searchstep": 1,  # of search
     # The parts: text to ids, ids to logits, logits to loss, weights to better weights, search.
     "tokenizer": 2,
     "model": 2,
+    "inference": 2.5,  # of model
     "loss": 2,
     "optim": 2,
     "search": 2,

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mttrain.batching import EpochPlan, TokenBatchSampler, plan_epoch
 from mttrain.config import CorpusConfig, DataConfig
@@ -520,3 +522,36 @@ def test_report_is_json(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer])
     store: EncodedCorpus = encode_corpus(simple(tmp_path, [2, 3]), tokenizers, "train", tmp_path)
     report = json.loads(json.dumps(store.report()))
     assert report["lines"] == report["pairs"] == 2 and report["split"] == "train"
+
+
+# ---- parts of a batch --------------------------------------------------------------------------
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=20),
+    cells=st.integers(1, 60),
+)
+def test_parts_hold_every_pair_once_in_order_and_keep_their_size(
+    lengths: list[tuple[int, int]], cells: int
+) -> None:
+    """A batch is computed in parts on a CPU: nothing may be lost or padded more than before."""
+    examples = [
+        Example(np.arange(4, 4 + s), np.arange(4, 4 + t), i) for i, (s, t) in enumerate(lengths)
+    ]
+    batch = collate(examples)
+    parts = list(batch.parts(cells))
+    assert [i for part in parts for i in part.indices] == batch.indices
+    assert sum(part.source_tokens for part in parts) == batch.source_tokens
+    assert sum(part.target_tokens for part in parts) == batch.target_tokens
+    for part in parts:
+        alone = collate([examples[i] for i in part.indices])
+        for name in ("source", "target_in", "target_out"):
+            assert torch.equal(getattr(part, name), getattr(alone, name))
+        rows, longest = len(part.indices), max(part.source.shape[1], part.target_out.shape[1])
+        assert (rows - 1) * longest <= cells
+
+
+def test_an_empty_batch_is_its_own_part() -> None:
+    """The rank without pairs must still run one forward and backward pass."""
+    parts = list(empty_batch().parts(100))
+    assert len(parts) == 1 and parts[0].target_tokens == 0

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
 def test_rate_is_the_asked_one(rate: float) -> None:
     """An arithmetic shift in the hash once cleared the top bit and doubled the keep rate."""
-    count = 1_000_000
+    count = 3_000_000  # more than one block
     kept = keep_mask(count, rate, mix64(1, 2), CPU).double().mean().item()
     # Five standard deviations of a binomial share.
     assert abs(kept - (1 - rate)) < 5 * (rate * (1 - rate) / count) ** 0.5 + 2**-16
@@ -58,3 +58,52 @@ def test_module_scales_and_repeats_and_is_off_in_evaluation() -> None:
     assert not torch.equal(first, module(x))
     module.eval()
     assert module(x) is x
+
+
+def test_masks_of_many_keys_share_nothing() -> None:
+    """Windows of fixed tables: two masks must not be one mask, moved by some places."""
+    count = 1 << 16
+    transformed = []
+    for update in range(24):
+        mask = keep_mask(count, 0.5, mix64(3, update), CPU).double() * 2 - 1
+        transformed.append(torch.fft.rfft(mask))
+    limit = 7 * count**0.5  # of a sum of `count` signs; some 18 million of them are looked at
+    for i, first in enumerate(transformed):
+        for second in transformed[i + 1 :]:
+            at_all_shifts = torch.fft.irfft(first * second.conj(), n=count)
+            assert at_all_shifts.abs().max().item() < limit
+
+
+def test_blocks_of_one_mask_differ() -> None:
+    mask = keep_mask(1 << 21, 0.5, 9, CPU)
+    first, second = mask.view(2, -1)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_residual_sum_in_one_pass_is_the_sum_and_has_its_gradients(dtype: torch.dtype) -> None:
+    """Backward makes the mask again from the key: it must be the mask of forward."""
+    keys = DropoutKeys()
+    module = KeyedDropout(0.3, keys)
+    keys.set(1, 2, 3, 4)
+    residual = torch.randn(7, 50, requires_grad=True)
+    x = torch.randn(7, 50, dtype=dtype, requires_grad=True)
+    weight = torch.randn(7, 50)
+    fused = module.add(residual, x)
+    plain = residual + module(x)
+    accuracy = 2e-2 if dtype == torch.bfloat16 else 1e-6
+    torch.testing.assert_close(fused, plain, rtol=accuracy, atol=accuracy, check_dtype=False)
+    ours = torch.autograd.grad((fused * weight).sum(), (residual, x))
+    theirs = torch.autograd.grad((plain * weight).sum(), (residual, x))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other)
+
+
+def test_keys_fit_a_signed_integer() -> None:
+    """A key of 64 bits once stopped every run under the profiler, which records arguments."""
+    keys = DropoutKeys()
+    module = KeyedDropout(0.3, keys)
+    for update in range(50):
+        keys.set(1, update, 0)
+        assert 0 <= module.key < 1 << 63

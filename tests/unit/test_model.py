@@ -1,4 +1,4 @@
-"""The Transformer as a whole: masks, positions, embeddings, cached decoding, numerics."""
+"""The Transformer as a whole: masks, positions, embeddings, numerics."""
 
 from __future__ import annotations
 
@@ -222,46 +222,6 @@ def test_dropout_follows_the_embedding_once() -> None:
     model.dropout_keys.set(1, 1, 0)
     embedded = model.encoder.embed(torch.randint(4, VOCAB, (50, 40)))
     assert (embedded == 0).double().mean().item() == pytest.approx(0.5, abs=0.02)
-
-
-# --- cached decoding ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_cached_steps_equal_the_full_pass(norm: str, positions: str) -> None:
-    """M05, S13: position t of the t-th step; one query must see the whole cache."""
-    extra = {"max_positions": 64} if positions == "learned" else {}
-    model = tiny(norm=norm, positions=positions, activation="swiglu", **extra)
-    src, tgt = batch([5, 9, 2]), batch([40, 40, 40])
-    with torch.no_grad():
-        full = model.project(model(src, tgt))
-        state = model.start(src)
-        for t in range(40):
-            logits, state = model.step(tgt[:, t], state)
-            torch.testing.assert_close(logits, full[:, t], rtol=0, atol=1e-5)
-
-
-def test_reordered_cache_follows_its_rows() -> None:
-    """S12: rows that widen, swap, and leave the batch keep their own past and source."""
-    model = tiny()
-    src = batch([5, 9, 2])
-    histories = [[], [], []]
-    sentence = [0, 1, 2]
-    moves = [[0, 0, 1, 1, 2, 2], [1, 0, 3, 2, 4, 4], [2, 3, 4, 5], [0, 1, 2, 2, 3], [4, 1]]
-    with torch.no_grad():
-        state = model.start(src)
-        for step, rows in enumerate([*moves, [0, 1], [0, 1]]):
-            state = state.reorder(torch.tensor(rows))
-            histories = [list(histories[row]) for row in rows]
-            sentence = [sentence[row] for row in rows]
-            tokens = torch.tensor([4 + (7 * step + 3 * row) % (VOCAB - 4) for row in rows])
-            logits, state = model.step(tokens, state)
-            for row, token in enumerate(tokens.tolist()):
-                histories[row].append(token)
-                alone = src[sentence[row]][None]
-                full = model.project(model(alone, torch.tensor([histories[row]])))[0, -1]
-                torch.testing.assert_close(logits[row], full, rtol=0, atol=1e-5)
 
 
 # --- names --------------------------------------------------------------------------------------

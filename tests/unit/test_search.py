@@ -37,7 +37,7 @@ class Markov:
         self.rows.append(len(tokens))
         return self.tables[state, tokens].clone(), state
 
-    def reorder(self, state: Tensor, rows: Tensor) -> Tensor:
+    def reorder(self, state: Tensor, rows: Tensor, kept: Tensor | None) -> Tensor:
         return state[rows]
 
 

@@ -15,10 +15,11 @@ from torch import Tensor
 from mttrain.checkpoint import ModelBundle, save_checkpoint
 from mttrain.config import ModelConfig
 from mttrain.errors import CheckpointError, ConfigError, DataError
+from mttrain.inference import ModelStepper
 from mttrain.model import Transformer
 from mttrain.search import EnsembleStepper, SearchOptions, beam_search, greedy_search, search
 from mttrain.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID, Tokenizer, train_tokenizer
-from mttrain.translator import ModelStepper, TranslateOptions, Translation, Translator
+from mttrain.translator import TranslateOptions, Translation, Translator
 
 WORDS = ["the", "a", "house", "dog", "is", "small", "runs", "to", "green", "bye", "zwei", "drei"]
 
@@ -291,7 +292,7 @@ class FullPass:
         hidden = self.model(state.src, state.prefix)
         return self.model.project(hidden[:, -1]).log_softmax(-1), state
 
-    def reorder(self, state: Recomputed, rows: Tensor) -> Recomputed:
+    def reorder(self, state: Recomputed, rows: Tensor, kept: Tensor | None) -> Recomputed:
         return state.reorder(rows)
 
 
@@ -397,6 +398,17 @@ def test_reduced_precision(tokenizer: Tokenizer, precision: str, beam: int) -> N
         assert -1e5 < translation.hypotheses[0].score < 0
 
 
+def test_a_model_in_training_is_read_anew(tokenizer: Tokenizer) -> None:
+    """Weights prepared for decoding are those of now, not of the last validation."""
+    model, lines = transformer(tokenizer.size), sentences(20, 10)
+    engine = Translator(bundle(model, tokenizer))
+    before = run(engine, lines, max_length=12)
+    other = transformer(tokenizer.size, seed=2)
+    model.load_state_dict(other.state_dict())
+    wanted = run(Translator(bundle(other, tokenizer)), lines, max_length=12)
+    assert run(engine, lines, max_length=12) == wanted != before
+
+
 # --- loading and ensembles --------------------------------------------------------------------
 
 
@@ -415,10 +427,8 @@ def test_an_ensemble_averages_probabilities(tokenizer: Tokenizer) -> None:
     src = source_batch(tokenizer, sentences(5, 8))
     tokens = torch.full((5,), BOS_ID)
     with torch.no_grad():
-        each = []
-        for model in models:
-            logits, _ = model.step(tokens, model.start(src))
-            each.append(logits.double().softmax(-1))
+        first = tokens[:, None]
+        each = [model.project(model(src, first)[:, 0]).double().softmax(-1) for model in models]
         both = EnsembleStepper([ModelStepper(model) for model in models])
         log_probs, _ = both.step(tokens, both.start(src))
     assert torch.allclose(log_probs.double(), torch.stack(each).mean(0).log(), atol=1e-4)

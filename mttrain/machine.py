@@ -1,0 +1,75 @@
+"""What is set for the CPU before any work: threads, and what the C library does with freed memory.
+
+torch starts one thread for each physical core that it sees. In a container it sees those of the
+host and not the share that the container may use, and several threads a core slow each other five-
+to tenfold; so the share is read here.
+
+A training step allocates some hundred megabytes and frees them. The C library hands such memory
+back to the system, which clears and maps it again, page by page, in the next step; told to keep it,
+it does that once. Price: the process keeps the largest amount that a step has needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of mallopt(3)
+_LARGEST_ON_HEAP = 32 << 20  # bytes; the C library accepts no more
+
+
+def prepare_cpu(threads: int | None, processes: int = 1) -> str:
+    """Set threads and memory; returns what was set and why, as a part of a sentence.
+
+    threads: what the user asked for, None = choose; processes: how many share this machine.
+    """
+    count, reason = _threads(threads, processes)
+    if count != torch.get_num_threads():
+        torch.set_num_threads(count)
+    kept = "; freed memory is kept for the next step" if _keep_memory() else ""
+    return f"{count} CPU thread{'s' if count > 1 else ''} ({reason}){kept}"
+
+
+def _threads(wanted: int | None, processes: int) -> tuple[int, str]:
+    if wanted is not None:
+        return wanted, "as asked for"
+    seen = torch.get_num_threads()
+    if os.environ.get("OMP_NUM_THREADS"):
+        return seen, "OMP_NUM_THREADS"
+    count, reason = seen, "one per core"
+    quota = cpu_quota()
+    if quota is not None and quota < count:
+        count, reason = max(1, int(quota)), f"this container may use {quota:g} of {seen} cores"
+    if processes > 1:
+        count, reason = max(1, count // processes), f"{reason}, shared by {processes} processes"
+    return count, reason
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores that the control group of this process may use; None: no limit, or not on Linux."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:  # version 1 of the control groups
+            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    if not (quota.isdigit() and period.isdigit()) or int(period) == 0:
+        return None  # "max" and "-1" say: no limit
+    return int(quota) / int(period)
+
+
+@cache
+def _keep_memory() -> bool:
+    """Keep freed memory, where the C library is glibc and the user has not tuned it himself."""
+    if platform.libc_ver()[0] != "glibc" or "GLIBC_TUNABLES" in os.environ:
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    largest = 2**31 - 1
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_ON_HEAP) and mallopt(_TRIM_THRESHOLD, largest))
