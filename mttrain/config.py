@@ -295,7 +295,7 @@ class RunConfig(Section):
         1, description="seed of weights, data order and dropout"
     )
     threads: Positive | None = Field(
-        None, description="CPU threads of torch; null = torch's own choice"
+        None, description="CPU threads; null = one per core, or what the container may use"
     )
     data: DataConfig = Field(description="text files and filters")
     tokenizer: TokenizerConfig = Field(description="vocabulary")

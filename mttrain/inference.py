@@ -80,6 +80,7 @@ class ModelStepper:
         sentences, length = src.shape
         mask = self.model.source_mask(src)
         bias = mask_bias(mask, self.dtype)[:, None, None, :]  # [G, 1, 1, S]
+        _positions(self.model.encoder, 0, length)
         x = self.model.encoder.embed(src).view(-1, self.d_model)  # [G*S, D]
         for layer in self.encoder:
             x = layer.encode(x, sentences, bias)
@@ -96,7 +97,7 @@ class ModelStepper:
         state = state.with_room()
         stack = self.model.decoder
         x = torch.add(
-            stack.positions(state.length, 1),
+            _positions(stack, state.length, 1),
             F.embedding(tokens, stack.embed_tokens.weight),
             alpha=math.sqrt(self.d_model),
         )  # [N, D]
@@ -202,6 +203,13 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, he
         query, keys, values = (t.view(-1, heads, t.shape[1], size) for t in (query, keys, values))
         out = F.scaled_dot_product_attention(query, keys, values, bias, scale=1.0)
     return out.transpose(1, 2).reshape(-1, heads * size)
+
+
+def _positions(stack: Any, start: int, length: int) -> Tensor:
+    """Rows of the position table [length, D]; one that grows here is used in training later."""
+    with torch.inference_mode(False):
+        rows: Tensor = stack.positions(start, length)
+        return rows
 
 
 # ---- preparing the weights ----------------------------------------------------------------------

@@ -119,7 +119,7 @@ class DecoderState:
             own = self.slots.view(rows, capacity, old)[:, : self.length].argmax(2)  # [N, t]
             index = own.view(sentences, group, -1).transpose(1, 2)[None, None, :, None, :, :, None]
             mine = past.gather(5, index.expand(layers, 2, -1, heads, -1, -1, width))
-        cache = past.new_zeros((layers, 2, sentences, heads, capacity, group, width))
+        cache = _empty_cache(past, (layers, 2, sentences, heads, capacity, group, width))
         cache[:, :, :, :, : self.length] = mine
         slots = _own(group, self.slots.dtype, self.slots.device).repeat(sentences, capacity)
         slots[:, self.length * group :] = _low(slots.dtype)
@@ -133,8 +133,15 @@ def new_state(memory: Tensor, memory_bias: Tensor) -> DecoderState:
         more = LEAST_KEYS - length
         memory = F.pad(memory, (0, 0, 0, more))
         memory_bias = F.pad(memory_bias, (0, more), value=_low(memory_bias.dtype))
-    cache = memory.new_zeros((layers, 2, sentences, heads, CACHE_STEP, 1, width))
+    cache = _empty_cache(memory, (layers, 2, sentences, heads, CACHE_STEP, 1, width))
     return DecoderState(cache, memory, memory_bias, memory_bias.new_empty((0, 0)), 0, 1)
+
+
+def _empty_cache(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A cache of that shape; what an attention may read before it is written is zero."""
+    cache = like.new_empty(shape)
+    cache[:, :, :, :, : -(-LEAST_KEYS // shape[5])] = 0.0
+    return cache
 
 
 @lru_cache(maxsize=64)

@@ -42,15 +42,16 @@ from mttrain.optim import (
     clip_gradients,
     gradient_norm,
     learning_rate,
+    reserve_memory,
     set_learning_rate,
 )
 from mttrain.progress import Interrupt, Progress, Window, limit_reached
 from mttrain.runlog import RunLog
 
 SUMMED = ("smoothed", "nll", "correct", "target_tokens", "source_tokens")  # over ranks, in Window
-# On a CPU a batch is computed in parts of so many cells x d_model, 4 MB for each tensor of a layer:
+# On a CPU a batch is computed in parts of so many cells x d_model, 2 MB for each tensor of a layer:
 # what is kept for backward grows with the part, and what does not fit the caches is slow.
-PART_ELEMENTS = 1 << 20
+PART_ELEMENTS = 1 << 19
 MAX_BAD_UPDATES = 10  # updates in a row whose gradient is not finite before the run stops
 
 
@@ -94,6 +95,9 @@ class Trainer:
         self.on_validate, self.on_save = on_validate, on_save
         self.progress = Progress()
         self.optimizer = build_optimizer(model, config.optim)
+        self._keeps_gradients = world.device.type == "cpu" and world.size == 1
+        if self._keeps_gradients:
+            reserve_memory(self.optimizer)
         self.dtype = compute_type(config.train.precision, world.device)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.dtype == torch.float16)
         step: nn.Module = StepModule(model, config.optim.label_smoothing)
@@ -293,7 +297,7 @@ class Trainer:
             set_learning_rate(self.optimizer, rate)
             self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
         progress.update = update
         self._account(group, norm.item(), rate, finite)
 

@@ -67,6 +67,22 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     )
 
 
+def reserve_memory(optimizer: torch.optim.Optimizer) -> None:
+    """Give every parameter its gradient and its moments, all zero, before the first update.
+
+    Allocated later, between the tensors of a step, they leave holes in the memory of a CPU process
+    that grow it by a quarter.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Use `rate` in the next update."""
     for group in optimizer.param_groups:

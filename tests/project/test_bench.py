@@ -27,20 +27,20 @@ import bench_text  # noqa: E402
 # A line of each program's own log that reports an update, and the target tokens that it tells.
 LOG_LINES = {
     "fairseq": (
-        "2026-01-31 12:00:00 | INFO | train_inner | epoch 001:      3 / 126 loss=12.7, "
-        "nll_loss=12.6, ppl=6301.5, wps=4811.9, ups=1.26, wpb=3815, bsz=224, num_updates=3, "
-        "lr=1.5e-05, gnorm=3.9, clip=100, train_wall=1, gb_free=None, wall=3",
-        3815,
+        "2026-01-31 12:00:00 | INFO | train_inner | epoch 001:      3 / 139 loss=13.454, "
+        "nll_loss=13.475, ppl=11388.3, wps=3271.2, ups=0.98, wpb=3325, bsz=272, num_updates=3, "
+        "lr=1.5e-05, gnorm=2.943, clip=100, train_wall=1, wall=17",
+        3325,
     ),
     "opennmt-py": (
-        "[2026-01-31 12:00:00,000 INFO] Step 3/ 1000000; acc: 0.0; ppl: 8123.4; xent: 9.0; "
-        "lr: 0.00000; sents:     240; bsz: 3710/3954/240; 3601/3838 tok/s;      2 sec;",
-        3954,
+        "[2026-01-31 12:00:00,388 INFO] Step  3/1000000; acc: 0.0; ppl: 6120.9; xent: 8.7; "
+        "lr: 0.00002; sents:     315; bsz: 3465/3780/315; 3225/3518 tok/s;     19 sec;",
+        3780,
     ),
     "marian": (
-        "[2026-01-31 12:00:00] Ep. 1 : Up. 3 : Sen. 1,021 : Cost 8.70221138 * 4,417 @ 4,417 "
-        "after 13,024 : Time 1.15s : 3840.87 words/s : gNorm 1.4",
-        4417,
+        "[2026-01-31 12:00:00] Ep. 1 : Up. 3 : Sen. 820 : Cost 9.13202095 * 4,631 @ 4,631 after "
+        "13,188 : Time 2.04s : 2274.66 words/s : gNorm 0.0000",
+        4631,
     ),
     "joeynmt": (
         "2026-01-31 12:00:00,000 - INFO - joeynmt.training - Epoch   1, Step:        3, "

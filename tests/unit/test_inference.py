@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mttrain.config import ModelConfig
-from mttrain.inference import ModelStepper
+from mttrain.inference import ModelStepper, _int8_product, _weight_levels
 from mttrain.model import Transformer
 
 VOCAB = 23
@@ -121,3 +121,25 @@ def test_learned_positions_end_with_a_clear_error() -> None:
             _, state = stepper.step(tokens, state)
         with pytest.raises(ValueError, match="4 learned positions"):
             stepper.step(tokens, state)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 7, 200])
+def test_int8_product(rows: int, bias: bool) -> None:
+    """Against plain arithmetic on the same rounded numbers, rows of very different sizes and one of
+    zeros among them; near the exact product."""
+    torch.manual_seed(1)
+    x, weight = torch.randn(rows, 512), torch.randn(600, 512) * torch.rand(600, 1)
+    x *= 10.0 ** torch.randint(-3, 3, (rows, 1))
+    x[-1] = 0.0
+    added = torch.randn(600) if bias else None
+    found = _int8_product(weight, added)(x)
+    scale, scales = x.abs().amax(1, keepdim=True) / 127, weight.abs().amax(1) / _weight_levels()
+    whole = (x / scale.clamp(min=1e-12)).round().double() @ (
+        weight / scales[:, None]
+    ).round().double().T
+    wanted = whole * scale * scales + (0.0 if added is None else added)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+    exact = x @ weight.T + (0.0 if added is None else added)
+    size = x.norm(dim=1, keepdim=True) * weight.norm(dim=1)
+    assert bool(((found - exact).abs() <= 0.02 * size + 1e-5).all())

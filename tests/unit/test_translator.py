@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mttrain.checkpoint import ModelBundle, save_checkpoint
-from mttrain.config import ModelConfig
+from mttrain.config import ModelConfig, parse_config
+from mttrain.distributed import compute_type
 from mttrain.errors import CheckpointError, ConfigError, DataError
 from mttrain.inference import ModelStepper
 from mttrain.model import Transformer
@@ -407,6 +408,43 @@ def test_a_model_in_training_is_read_anew(tokenizer: Tokenizer) -> None:
     model.load_state_dict(other.state_dict())
     wanted = run(Translator(bundle(other, tokenizer)), lines, max_length=12)
     assert run(engine, lines, max_length=12) == wanted != before
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_int8_does_not_depend_on_the_batch(tokenizer: Tokenizer, beam: int) -> None:
+    """S23: a scale for a whole batch would let each line change its neighbours."""
+    torch.manual_seed(1)
+    config = ModelConfig(d_model=512, d_ff=512, num_heads=4, encoder_layers=1, decoder_layers=1)
+    model = Transformer(config, tokenizer.size, tokenizer.size).eval()
+    engine = Translator(bundle(model, tokenizer), precision="int8")
+    lines = sentences(30, 8)
+    options: dict[str, Any] = {"beam": beam, "max_length": 9}
+    found = run(engine, lines, **options)
+    alone = run(engine, lines, batch_size=1, **options)
+    assert [t.text for t in found] == [t.text for t in alone]
+    for one, other in zip(found, alone, strict=True):
+        assert one.hypotheses[0].score == pytest.approx(other.hypotheses[0].score, abs=1e-4)
+    exact = run(Translator(bundle(model, tokenizer)), lines, **options)
+    for one, other in zip(found, exact, strict=True):
+        assert one.hypotheses[0].score != other.hypotheses[0].score
+        assert one.hypotheses[0].score == pytest.approx(other.hypotheses[0].score, abs=0.5)
+
+
+def test_int8_is_for_a_cpu(tokenizer: Tokenizer) -> None:
+    """On a GPU it would run in float32 without a word."""
+    with pytest.raises(ConfigError, match="int8 runs on a CPU, not on cuda"):
+        compute_type("int8", torch.device("cuda"))
+    with pytest.raises(ConfigError, match="precision"):
+        parse_config({"train": {"precision": "int8"}})
+
+
+def test_training_goes_on_after_long_lines(tokenizer: Tokenizer) -> None:
+    """A position table that grew while a validation decoded could not be used by autograd."""
+    model = transformer(tokenizer.size, eos=-9.0, encoder_layers=1, decoder_layers=1)
+    run(Translator(bundle(model, tokenizer)), ["house " * 300], beam=1, max_length=300)
+    ids = torch.full((1, 280), 5)
+    model.train()(ids, ids).sum().backward()
+    assert all(p.grad is not None for n, p in model.named_parameters() if n != "lm_head.weight")
 
 
 # --- loading and ensembles --------------------------------------------------------------------
