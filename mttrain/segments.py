@@ -22,8 +22,8 @@ from mttrain.errors import DataError
 from mttrain.searchstep import SearchOptions
 from mttrain.tokenizer import EOS_ID, PAD_ID, Tokenizer
 
-# Padded source tokens of a batch, each hypothesis counted; only a GPU gains from more. Greedy search
-# on a CPU is fastest with fewer: keys and values of the sources then stay in its caches.
+# Padded source tokens of a batch, each hypothesis counted; only a GPU gains from more. Greedy
+# search on a CPU is fastest with fewer: keys and values of the sources then stay in its caches.
 DEFAULT_BATCH_TOKENS = 8192
 MOST_SOURCE_TOKENS = 3072
 DEFAULT_BATCH_TOKENS_DEVICE = 65_536
@@ -53,7 +53,8 @@ Result = TypeVar("Result")
 class TranslateOptions(SearchOptions):
     """How to search, as `SearchOptions`, and how to batch."""
 
-    # Padded source tokens of a batch, times the hypotheses; None = 8192, at most 3072 of sources; GPU: 65536.
+    # Padded source tokens of a batch, times the hypotheses; None = 8192 and at most 3072 of the
+    # sources, on a GPU 65536.
     batch_tokens: int | None = None
     batch_size: int | None = None  # sentences of a batch, instead
     window: int | None = None  # lines read ahead and sorted; None = 2048, or 1 for batch_size 1

@@ -112,10 +112,10 @@ def test_what_does_not_fit_is_halved(refusal: Exception) -> None:
 def test_a_beam_takes_its_share_of_the_budget() -> None:
     """Memory grows with the hypotheses, so the default budget counts each of them."""
     cpu = torch.device("cpu")
-    assert TranslateOptions(beam=1).sentence_tokens(cpu) == 8192
+    assert TranslateOptions(beam=1).sentence_tokens(cpu) == 3072
     assert TranslateOptions(beam=4).sentence_tokens(cpu) == 2048
     assert TranslateOptions(beam=4, batch_tokens=400).sentence_tokens(cpu) == 100
-    assert TranslateOptions(beam=4, nbest=2, sample=True).sentence_tokens(cpu) == 4096
+    assert TranslateOptions(beam=4, nbest=2, sample=True).sentence_tokens(cpu) == 3072
 
 
 def test_windows() -> None:
