@@ -63,11 +63,6 @@ class Attention(nn.Module):
         shaped = x.view(batch, length, parts, self.num_heads, -1)
         return shaped.permute(2, 0, 3, 1, 4).unbind(0)
 
-    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """memory [B, S, D] -> keys, values [B, H, S, E]"""
-        key, value = self.split_heads(F.linear(memory, *self.joined("k", "v")), 2)
-        return key, value
-
     def forward(self, x: Tensor, bias: Tensor | None, causal: bool = False) -> Tensor:
         """Self-attention: x [B, T, D] -> [B, T, D]; bias [B, 1, 1, T]"""
         return self._mixed(F.linear(x, *self.joined("q", "k", "v")), None, bias, causal)

@@ -34,6 +34,22 @@ def out_and_gradients(layer: Attention, x: Tensor, memory: Tensor | None, bias: 
     return out, torch.autograd.grad((out * weight).sum(), [*inputs, *layer.parameters()])
 
 
+def assert_both_paths_agree(
+    monkeypatch: pytest.MonkeyPatch,
+    layer: Attention,
+    x: Tensor,
+    memory: Tensor | None,
+    bias: Tensor | None,
+) -> None:
+    """Results and gradients of the short path, then of the other one."""
+    short = out_and_gradients(layer, x, memory, bias)
+    monkeypatch.setattr(attention, "SHORT", 0)
+    other = out_and_gradients(layer, x, memory, bias)
+    torch.testing.assert_close(short[0], other[0], rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(short[1], other[1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("length", [1, 2, 7, 15, 16, 17, 40])
 @pytest.mark.parametrize("kind", ["padded", "causal", "cross"])
 def test_short_path_gives_the_result_and_the_gradients_of_the_library(
@@ -47,12 +63,7 @@ def test_short_path_gives_the_result_and_the_gradients_of_the_library(
         sources = max(1, length - 3) if kind == "cross" else length
         bias = padding_bias([max(1, sources - i) for i in range(5)], sources)
         memory = torch.randn(5, sources, 24) if kind == "cross" else None
-    short = out_and_gradients(layer, x, memory, bias)
-    monkeypatch.setattr(attention, "SHORT", 0)
-    library = out_and_gradients(layer, x, memory, bias)
-    torch.testing.assert_close(short[0], library[0], rtol=1e-5, atol=1e-6)
-    for ours, theirs in zip(short[1], library[1], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert_both_paths_agree(monkeypatch, layer, x, memory, bias)
 
 
 def test_gradients_of_the_short_path_are_those_of_finite_differences() -> None:
@@ -76,12 +87,7 @@ def test_attention_dropout_is_the_same_on_both_paths(monkeypatch: pytest.MonkeyP
     layer = Attention(settings(attention_dropout=0.5), keys)
     keys.set(1, 2, 3)
     x = torch.randn(4, 20, 24)
-    short = out_and_gradients(layer, x, None, None)
-    monkeypatch.setattr(attention, "SHORT", 0)
-    plain = out_and_gradients(layer, x, None, None)
-    torch.testing.assert_close(short[0], plain[0], rtol=1e-5, atol=1e-6)
-    for ours, theirs in zip(short[1], plain[1], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert_both_paths_agree(monkeypatch, layer, x, None, None)
 
 
 def test_long_sequences_and_other_types_take_the_kernel_of_the_library(
