@@ -31,17 +31,32 @@ def sinusoidal_positions(start: int, length: int, d_model: int) -> Tensor:
 
     Column 2i is sin, column 2i+1 is cos, of pos / 10000^(2i/D) (Vaswani et al. 2017, section 3.5).
     An odd D ends with a sine. Angles are computed in float64, since position times frequency
-    loses digits in lower precision, and rounded once.
+    loses digits in lower precision, and rounded once. The table is on the CPU.
     """
-    position = torch.arange(start, start + length, dtype=torch.float64)
+    cpu = torch.device("cpu")
+    position = torch.arange(start, start + length, dtype=torch.float64, device=cpu)
     frequency = torch.exp(
-        torch.arange(0, d_model, 2, dtype=torch.float64) * (-math.log(10000.0) / d_model)
+        torch.arange(0, d_model, 2, dtype=torch.float64, device=cpu)
+        * (-math.log(10000.0) / d_model)
     )
     angle = position[:, None] * frequency  # [length, ceil(D/2)]
-    table = torch.empty(length, d_model, dtype=torch.float32)
+    table = torch.empty(length, d_model, dtype=torch.float32, device=cpu)
     table[:, 0::2] = torch.sin(angle)
     table[:, 1::2] = torch.cos(angle[:, : d_model // 2])
     return table
+
+
+def _embedding(rows: int, d_model: int) -> nn.Embedding:
+    """`rows` vectors with entries of variance 1 / D, so that times sqrt(D) they have variance 1.
+
+    Without data (device "meta") nothing is drawn: for that torch would import its compiler.
+    """
+    weight = torch.empty(rows, d_model)
+    if weight.is_meta:
+        return nn.Embedding.from_pretrained(weight)  # type: ignore
+    embedding = nn.Embedding(rows, d_model)
+    nn.init.normal_(embedding.weight, std=d_model**-0.5)
+    return embedding
 
 
 class Layer(nn.Module):
@@ -135,12 +150,10 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         self.d_model = config.d_model
-        self.embed_tokens = nn.Embedding(vocab, config.d_model)
-        nn.init.normal_(self.embed_tokens.weight, std=config.d_model**-0.5)
+        self.embed_tokens = _embedding(vocab, config.d_model)
         if config.positions == "learned":
             assert config.max_positions is not None  # held by the configuration's own checks
-            self.embed_positions = nn.Embedding(config.max_positions, config.d_model)
-            nn.init.normal_(self.embed_positions.weight, std=config.d_model**-0.5)
+            self.embed_positions = _embedding(config.max_positions, config.d_model)
         else:
             table = sinusoidal_positions(0, 256, config.d_model)
             self.register_buffer("position_table", table, persistent=False)
@@ -205,7 +218,8 @@ class Transformer(nn.Module):
             keys,
         )
         self.lm_head = nn.Linear(config.d_model, target_vocab, bias=False)
-        nn.init.normal_(self.lm_head.weight, std=config.d_model**-0.5)
+        if not self.lm_head.weight.is_meta:
+            nn.init.normal_(self.lm_head.weight, std=config.d_model**-0.5)
         if config.tie == "all":
             self.decoder.embed_tokens.weight = self.encoder.embed_tokens.weight
         if config.tie in ("all", "target"):

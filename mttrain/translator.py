@@ -32,6 +32,7 @@ from mttrain.distributed import autocast, choose_device, compute_type
 from mttrain.errors import CheckpointError, ConfigError, DataError
 from mttrain.inference import ModelStepper
 from mttrain.languages import sentence_space
+from mttrain.machine import prepare_cpu
 from mttrain.model import Transformer
 from mttrain.search import EnsembleStepper, Hypothesis, Stepper, search
 from mttrain.segments import (
@@ -133,12 +134,12 @@ class Translator:
         precision: str = "auto",
         threads: int | None = None,
     ) -> Translator:
-        """Load a run directory or checkpoint, or several as an ensemble; threads: of the CPU.
+        """Load a run directory or checkpoint, or several as an ensemble.
 
-        The weights are prepared for decoding once: changing them afterwards has no effect.
+        threads: of the CPU; see `prepare_cpu` for what None means. The weights are prepared for
+        decoding once: changing them afterwards has no effect.
         """
-        if threads is not None:
-            torch.set_num_threads(threads)
+        prepare_cpu(threads)
         chosen = choose_device(device)
         names = [paths] if isinstance(paths, str | Path) else list(paths)
         translator = cls([load_model(name, chosen) for name in names], chosen, precision)

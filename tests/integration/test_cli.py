@@ -67,6 +67,23 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
     assert not heavy & set(modules)
 
 
+def test_translating_imports_little_besides_torch(random_run: Path) -> None:
+    """A model built without data, to compare shapes, made torch import its compiler: 1.2 s."""
+    code = (
+        "import sys; from mttrain.cli import main; "
+        f"main(['translate', '--model', {str(random_run)!r}]); "
+        "print(*sys.modules, sep='\\n', file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input="dog\n", capture_output=True, text=True
+    )
+    loaded = set(done.stderr.splitlines())
+    assert done.stdout.count("\n") == 1 and "mttrain.translator" in loaded
+    for name in ("trainer", "run", "loop", "dataset", "optim", "metrics"):
+        assert f"mttrain.{name}" not in loaded
+    assert not loaded & {"sacrebleu", "torch._dynamo", "sympy", "torch.utils.tensorboard"}
+
+
 def test_version_and_help(capsys: Capture) -> None:
     """Both are results: status 0, on stdout; no command at all is wrong usage."""
     assert main(["--version"]) == 0

@@ -423,7 +423,8 @@ def test_int8_does_not_depend_on_the_batch(tokenizer: Tokenizer, beam: int) -> N
     alone = run(engine, lines, batch_size=1, **options)
     assert [t.text for t in found] == [t.text for t in alone]
     for one, other in zip(found, alone, strict=True):
-        assert one.hypotheses[0].score == pytest.approx(other.hypotheses[0].score, abs=1e-4)
+        # Float32 sums differ by the batch in their last digit, which may turn a rounding to 8 bits.
+        assert one.hypotheses[0].score == pytest.approx(other.hypotheses[0].score, abs=5e-3)
     exact = run(Translator(bundle(model, tokenizer)), lines, **options)
     for one, other in zip(found, exact, strict=True):
         assert one.hypotheses[0].score != other.hypotheses[0].score
