@@ -1,13 +1,15 @@
 """The matrix products of real training steps: recorded, then run again alone.
 
 `Recorder` is a dispatch mode: it sees every product below autograd, those of custom backward
-functions too, with shapes, strides and types of operands and result. `Replay` runs only these
-products, on operands and results that exist beforehand: what is left when everything else of a
-step costs nothing. Fused attention counts as its products without recomputation: scores and output
-forward; gradients of weights, values, queries and keys backward; causal masks are not deducted.
+functions too, with shapes, strides, types and places of operands and result. `Replay` runs only
+these products, on operands and results that exist beforehand: what is left when everything else
+of a step costs nothing. Fused attention counts as its products without recomputation: scores and
+output forward; gradients of weights, values, queries and keys backward; causal masks are not
+deducted.
 
-The operands of all products lie in the same three buffers, so they are warmer than in training,
-which makes the bound at most about 3 % stricter.
+Where an operand lies decides what reading it costs: a weight that the last product used is in the
+caches, an activation of a layer long past is not. So the replay lays out all operands as they lay
+in the real updates, in one block from which only the memory that no product touched is left out.
 
 Shapes: as recorded; in attention B sentences, H heads, T queries, S keys, E head width.
 """
@@ -15,8 +17,9 @@ Shapes: as recorded; in attention B sentences, H heads, T queries, S keys, E hea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,20 +30,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _PAIR = {"mm", "bmm", "mv", "_int_mm"}
 _WITH_SUM = {"addmm", "addmm_", "baddbmm", "baddbmm_", "addmv", "addmv_"}
 _SUSPECT = ("mm", "linear", "einsum", "conv", "attention")  # told of when they are not known
+_LINE = 64  # bytes of a line of a cache
 _HARMLESS = {"native_layer_norm", "native_layer_norm_backward"}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape, strides and type of an operand."""
+    """Shape, stride and type of an operand, and its address; None: nobody saw it."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    place: int | None = None
 
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.data_ptr())
 
     @classmethod
     def plain(cls, dtype: torch.dtype, *shape: int) -> Layout:
@@ -55,16 +60,17 @@ class Layout:
     def turned(self) -> Layout:
         """The last two dimensions exchanged, without moving anything."""
         shape, stride = self.shape, self.stride
-        return Layout(
-            (*shape[:-2], shape[-1], shape[-2]), (*stride[:-2], stride[-1], stride[-2]), self.dtype
+        return replace(
+            self,
+            shape=(*shape[:-2], shape[-1], shape[-2]),
+            stride=(*stride[:-2], stride[-1], stride[-2]),
         )
 
     @property
     def extent(self) -> int:
-        """Numbers from the first to the last."""
-        return 1 + sum(
-            (size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)
-        )
+        """Bytes from the first number to the last."""
+        steps = zip(self.shape, self.stride, strict=True)
+        return (1 + sum((size - 1) * step for size, step in steps)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -154,25 +160,26 @@ class Replay:
     def __init__(self, updates: Sequence[Sequence[Product]], device: torch.device) -> None:
         self.device = device
         self.flops = [sum(product.flops for product in update) for update in updates]
-        sizes: dict[tuple[str, torch.dtype], int] = {}
-        for update in updates:
-            for product in update:
-                for slot in ("a", "b", "out"):
-                    layout: Layout = getattr(product, slot)
-                    key = (slot, layout.dtype)
-                    sizes[key] = max(sizes.get(key, 0), layout.extent)
-        # Small numbers: sums that are added to again and again stay finite.
-        self._buffers = {
-            key: (torch.randn(size, device=device) * 1e-3).to(key[1]) for key, size in sizes.items()
+        layouts = {
+            layout
+            for update in updates
+            for product in update
+            for layout in (product.a, product.b, product.out)
         }
+        self._ground = _Ground(layouts)
+        # Products of products: they soon overflow, which costs nothing, but are never denormal.
+        numbers = torch.randn(self._ground.size // 4, device=device)
+        self._memory = numbers.view(torch.uint8)
         self._calls = [[self._call(product) for product in update] for update in updates]
         self.time_of(0, len(updates))  # warm
 
+    def _operand(self, layout: Layout) -> Tensor:
+        first = self._ground.offset(layout)
+        flat = self._memory[first : first + layout.extent].view(layout.dtype)
+        return flat.as_strided(layout.shape, layout.stride)
+
     def _call(self, product: Product) -> Callable[[], Any]:
-        a, b, out = (
-            self._buffers[slot, layout.dtype].as_strided(layout.shape, layout.stride)
-            for slot, layout in (("a", product.a), ("b", product.b), ("out", product.out))
-        )
+        a, b, out = map(self._operand, (product.a, product.b, product.out))
         if product.adds:
             add = (out.addmv_, out.addmm_, out.baddbmm_)[out.dim() - 1]
             return lambda: add(a, b)
@@ -189,6 +196,37 @@ class Replay:
             call()
         synchronise(self.device)
         return time.perf_counter() - start
+
+
+class _Ground:
+    """The memory that operands touched, its gaps closed; `size` in bytes."""
+
+    def __init__(self, layouts: Collection[Layout]) -> None:
+        spans = sorted((x.place, x.extent) for x in layouts if x.place is not None)
+        self._starts: list[int] = []  # of each piece without gaps: its address ...
+        self._offsets: list[int] = []  # ... and where it lies here
+        size = end = 0
+        for place, extent in spans:
+            if not self._starts or place > end:
+                end = place - place % _LINE
+                self._starts.append(end)
+                self._offsets.append(_whole_lines(size))
+            end = max(end, place + extent)
+            size = self._offsets[-1] + end - self._starts[-1]
+        self._unseen = _whole_lines(size)
+        largest = max((x.extent for x in layouts if x.place is None), default=0)
+        self.size = _whole_lines(self._unseen + largest)
+
+    def offset(self, layout: Layout) -> int:
+        """Where an operand begins; those that nobody saw share one place behind the others."""
+        if layout.place is None:
+            return self._unseen
+        piece = bisect_right(self._starts, layout.place) - 1
+        return self._offsets[piece] + layout.place - self._starts[piece]
+
+
+def _whole_lines(count: int) -> int:
+    return -(-count // _LINE) * _LINE
 
 
 def synchronise(device: torch.device) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,26 @@ def test_replay_keeps_layouts() -> None:
     plain, batched, added = recorder.updates[0]
     assert plain.b.stride == (1, 3) and batched.a.stride == (12, 1, 4)
     assert added.adds and not plain.adds
+    assert plain.a.place == added.a.place == a.data_ptr() and plain.out.place == out.data_ptr()
     replay = bench_matmul.Replay(recorder.updates, torch.device("cpu"))
     assert replay.flops == [2 * 4 * 3 * 5 * 4]
     assert replay.time_of(0, 1) > 0.0
+
+
+def test_replay_lays_operands_out_as_they_lay() -> None:
+    """Stops the bound from being made of operands that always lie in the caches."""
+    block, apart = torch.randn(64), torch.randn(4096)  # something lies between them
+    views = [block[:32].view(4, 8), block[16:48].view(8, 4), apart[:16].view(4, 4)]
+    layouts = {bench_matmul.Layout.of(view) for view in views}
+    unseen = bench_matmul.Layout.plain(torch.float32, 3, 5)
+    ground = bench_matmul._Ground(layouts | {unseen})
+    first, second, third, last = (
+        ground.offset(x) for x in (*map(bench_matmul.Layout.of, views), unseen)
+    )
+    assert second - first == 64
+    spans = sorted([(first, first + 192), (third, third + 64), (last, last + 60)])
+    assert all(one[1] <= two[0] for one, two in pairwise(spans))
+    assert spans[-1][1] <= ground.size <= 192 + 64 + 60 + 3 * 64
 
 
 def test_common_text_is_ours_in_words(corpus: Path, tmp_path: Path) -> None:
