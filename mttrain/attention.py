@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from mttrain.config import ModelConfig
 from mttrain.dropout import DropoutKeys, KeyedDropout, scaled_mask
+from mttrain.linear import linear
 from mttrain.masks import causal_mask, mask_bias
 
 SHORT = 128  # positions up to which the explicit products win on a CPU
@@ -65,11 +66,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor | None, causal: bool = False) -> Tensor:
         """Self-attention: x [B, T, D] -> [B, T, D]; bias [B, 1, 1, T]"""
-        return self._mixed(F.linear(x, *self.joined("q", "k", "v")), None, bias, causal)
+        return self._mixed(linear(x, *self.joined("q", "k", "v")), None, bias, causal)
 
     def cross(self, x: Tensor, memory: Tensor, bias: Tensor | None) -> Tensor:
         """Cross-attention: x [B, T, D] attends to memory [B, S, D] -> [B, T, D]"""
-        return self._mixed(self.q_proj(x), F.linear(memory, *self.joined("k", "v")), bias, False)
+        query = linear(x, self.q_proj.weight, self.q_proj.bias)
+        return self._mixed(query, linear(memory, *self.joined("k", "v")), bias, False)
 
     def _mixed(
         self, query: Tensor, keys_values: Tensor | None, bias: Tensor | None, causal: bool
@@ -80,8 +82,7 @@ class Attention(nn.Module):
                 bias = _causal_bias(query.shape[1], query.dtype)
             drop = (self.dropout.rate, self.dropout.key) if self.dropout.active else None
             context = _ShortAttention.apply(query, keys_values, bias, self.num_heads, drop)  # type: ignore[no-untyped-call]
-            out: Tensor = self.out_proj(context)
-            return out
+            return self._out(context)
         if keys_values is None:
             q, k, v = self.split_heads(query, 3)
         else:
@@ -99,8 +100,10 @@ class Attention(nn.Module):
         else:
             out = F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
         batch, _, length, _ = query.shape
-        result: Tensor = self.out_proj(out.transpose(1, 2).reshape(batch, length, -1))
-        return result
+        return self._out(out.transpose(1, 2).reshape(batch, length, -1))
+
+    def _out(self, context: Tensor) -> Tensor:
+        return linear(context, self.out_proj.weight, self.out_proj.bias)
 
     def weights(self, query: Tensor, key: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
         """Attention weights [B, H, T, S], each row summing to 1 (equation 1 of the paper)."""

@@ -7,6 +7,7 @@ collectives of torch.distributed would pickle.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -110,8 +111,13 @@ def init_world(device: str) -> World:
 
 
 def close_world(world: World) -> None:
-    """Leave the process group."""
+    """Leave the process group; whoever used it must be gone, but for cycles of references.
+
+    What still refers to the group keeps its threads, and one that works on when the interpreter is
+    gone aborts the process.
+    """
     if world.size > 1 and dist.is_initialized():
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -32,17 +32,13 @@ from torch import Tensor, nn
 
 from mttrain.errors import ConfigError
 from mttrain.kvcache import DecoderState, new_state
+from mttrain.linear import HAS_ONEDNN, packed_linear
 from mttrain.masks import mask_bias
 from mttrain.model import Transformer
 
 # Query positions x key positions up to which explicit products beat the fused kernel on a CPU.
 _FEW_PAIRS = 128 * 128
 
-# What PyTorch's own compiler calls for products with packed weights; not all builds have it.
-_MKLDNN = torch.ops.mkldnn
-_CAN_PACK = torch.backends.mkldnn.is_available() and all(  # type: ignore[no-untyped-call]
-    hasattr(_MKLDNN, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
-)
 _ONEDNN = torch.ops.onednn
 _LARGE = 512 * 512  # numbers of a matrix from which packing pays
 _ZERO = 128  # the byte that stands for 0
@@ -80,7 +76,6 @@ class ModelStepper:
         sentences, length = src.shape
         mask = self.model.source_mask(src)
         bias = mask_bias(mask, self.dtype)[:, None, None, :]  # [G, 1, 1, S]
-        _positions(self.model.encoder, 0, length)
         x = self.model.encoder.embed(src).view(-1, self.d_model)  # [G*S, D]
         for layer in self.encoder:
             x = layer.encode(x, sentences, bias)
@@ -97,7 +92,7 @@ class ModelStepper:
         state = state.with_room()
         stack = self.model.decoder
         x = torch.add(
-            _positions(stack, state.length, 1),
+            stack.positions(state.length, 1),
             F.embedding(tokens, stack.embed_tokens.weight),
             alpha=math.sqrt(self.d_model),
         )  # [N, D]
@@ -205,13 +200,6 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, he
     return out.transpose(1, 2).reshape(-1, heads * size)
 
 
-def _positions(stack: Any, start: int, length: int) -> Tensor:
-    """Rows of the position table [length, D]; one that grows here is used in training later."""
-    with torch.inference_mode(False):
-        rows: Tensor = stack.positions(start, length)
-        return rows
-
-
 # ---- preparing the weights ----------------------------------------------------------------------
 
 
@@ -238,9 +226,8 @@ def _product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Map:
             return _int8_product(weight, bias)
         dtype = torch.float32
     exact = weight.device.type == "cpu" and dtype == weight.dtype == torch.float32
-    if exact and large and _CAN_PACK:
-        packed, run = _MKLDNN._reorder_linear_weight(weight, None), _MKLDNN._linear_pointwise
-        return lambda x: run(x, packed, bias, "none", [], "")
+    if exact and large and HAS_ONEDNN:
+        return packed_linear(weight, bias)
     columns = weight.to(dtype).t()
     if bias is None:
         return lambda x: torch.mm(x, columns)

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_ELEMENTS_CPU = 1 << 20  # 4 MB of float32 logits: stays in the second-level caches
+from mttrain.linear import product
+
+CHUNK_ELEMENTS_CPU = 1 << 21  # 8 MB of float32 logits: stay in the caches
 CHUNK_ELEMENTS_DEVICE = 1 << 26  # on a GPU few large kernels win
 
 
@@ -61,7 +63,7 @@ class _ProjectedLoss(torch.autograd.Function):
             if grad is None or grad_hidden is None or grad_weight is None:
                 continue
             grad = grad.to(rows.dtype)
-            torch.mm(grad, projection, out=grad_hidden[start:end])
+            grad_hidden[start:end] = product(grad, projection.t())
             if grad_weight.dtype == grad.dtype:
                 grad_weight.addmm_(grad.t(), rows)
             else:
@@ -107,10 +109,11 @@ def _chunk(
     and its gradient in the logits is p - (1 - e) * onehot(y) - e / V. column_sums [D]: the sum of
     the rows of the weight.
     """
-    logits = (rows @ weight.t()).to(sums.dtype)
+    logits = product(rows, weight).to(sums.dtype)
     column = targets[:, None]
     picked, highest = logits.gather(1, column), logits.amax(1, keepdim=True)
-    probs = torch.softmax(logits, dim=-1)
+    # In place on a CPU, where memory that is new to the caches is slow.
+    probs = torch.softmax(logits, -1, out=logits if logits.device.type == "cpu" else None)
     # log sum exp(z) from the largest probability, which is at least 1 / V: no second pass of exp.
     norm = highest - probs.amax(1, keepdim=True).log_()
     nll = (norm - picked).sum()

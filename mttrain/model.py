@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from mttrain.attention import Attention
 from mttrain.config import ModelConfig
 from mttrain.dropout import DropoutKeys, KeyedDropout
+from mttrain.linear import linear
 from mttrain.masks import mask_bias
 
 
@@ -95,14 +96,12 @@ class Layer(nn.Module):
     def feed_forward(self, x: Tensor) -> Tensor:
         """x [..., D] -> [..., D] with residual: section 3.3; swiglu after Shazeer 2020."""
         inner = self.before(x, self.final_layer_norm)
-        hidden = self.fc1(inner)
-        if self.activation == "relu":
-            hidden = F.relu(hidden)
-        elif self.activation == "gelu":
+        hidden = linear(inner, self.fc1.weight, self.fc1.bias, relu=self.activation == "relu")
+        if self.activation == "gelu":
             hidden = F.gelu(hidden)
-        else:
-            hidden = F.silu(hidden) * self.fc3(inner)
-        out = self.fc2(self.activation_dropout(hidden))
+        elif self.activation == "swiglu":
+            hidden = F.silu(hidden) * linear(inner, self.fc3.weight, self.fc3.bias)
+        out = linear(self.activation_dropout(hidden), self.fc2.weight, self.fc2.bias)
         return self.after(x, out, self.final_layer_norm, self.final_dropout)
 
 
@@ -172,9 +171,11 @@ class Stack(nn.Module):
             return self.embed_positions.weight[start:end]
         table = self.position_table
         if end > table.shape[0]:
-            # Any length: rows are computed when they are first needed, in float32.
-            grown = sinusoidal_positions(0, max(end, 2 * table.shape[0]), self.d_model)
-            table = self.position_table = grown.to(table.device, table.dtype)
+            # Any length: rows are computed when they are first needed, in float32; what decoding
+            # makes here may be used in training later.
+            with torch.inference_mode(False):
+                grown = sinusoidal_positions(0, max(end, 2 * table.shape[0]), self.d_model)
+                table = self.position_table = grown.to(table.device, table.dtype)
         return table[start:end]
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mttrain.linear import onednn_linear
+
 # Which arguments are the two operands: (a, b), or (sum, a, b).
 _PAIR = {"mm", "bmm", "mv", "_int_mm"}
 _WITH_SUM = {"addmm", "addmm_", "baddbmm", "baddbmm_", "addmv", "addmv_"}
@@ -75,12 +77,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Product:
-    """a @ b -> out; `adds`: into what `out` holds already."""
+    """a @ b -> out; `adds`: into what `out` holds already; `onednn`: by that library."""
 
     a: Layout
     b: Layout
     out: Layout
     adds: bool = False
+    onednn: bool = False
 
     @property
     def flops(self) -> int:
@@ -117,6 +120,9 @@ class Recorder(TorchDispatchMode):
             a, b = args[:2] if name in _PAIR else args[1:3]
             in_place = name.endswith("_")
             return [Product(Layout.of(a), Layout.of(b), Layout.of(result), adds=in_place)]
+        if name == "_linear_pointwise":
+            a, b = Layout.of(args[0]), Layout.of(args[1].t())
+            return [Product(a, b, Layout.of(result), onednn=True)]
         if name.startswith("_scaled_dot_product") and isinstance(args[0], Tensor):
             if name.endswith("_backward"):
                 return attention_backward(args[1], args[2])
@@ -180,6 +186,8 @@ class Replay:
 
     def _call(self, product: Product) -> Callable[[], Any]:
         a, b, out = map(self._operand, (product.a, product.b, product.out))
+        if product.onednn:  # this function makes its result
+            return lambda: onednn_linear(a, b.t())
         if product.adds:
             add = (out.addmv_, out.addmm_, out.baddbmm_)[out.dim() - 1]
             return lambda: add(a, b)

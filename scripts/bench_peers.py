@@ -24,7 +24,6 @@ from bench_setup import (
     WARMUP_STEPS,
     BenchError,
     Measured,
-    last_of,
     ours,
     run,
 )
@@ -312,11 +311,31 @@ class CTranslate2(Program):
             self.program("python"), HERE / "bench_ct2.py", self.setup.to_json(),
             json.dumps(arguments),
         ]  # fmt: skip
-        finished = run(command, self.setup.environment(), separate=True)
-        answer: dict[str, Any] = json.loads(last_of(finished.output))
-        return Measured(answer.pop("rate"), finished.peak_mb, answer)
+        return self.answered(run(command, self.setup.environment(), separate=True))
+
+
+class Transformers(Program):
+    """MarianMT of transformers, with its trainer and its `generate`: see bench_hf.py."""
+
+    name, package = "transformers", "transformers"
+    report = r"^update of (\d+) target tokens"
+
+    def help_command(self) -> list[str | Path]:
+        return [self.program("python"), "-c", "from transformers import MarianMTModel"]
+
+    def command(self, task: str, **arguments: Any) -> list[str | Path]:
+        script = HERE / "bench_hf.py"
+        python = self.program("python")
+        return [python, script, task, self.setup.to_json(), json.dumps(arguments)]
+
+    def train(self) -> Measured:
+        return self.follow(self.command("train"))
+
+    def decode(self, beam: int, variant: str) -> Measured:
+        command = self.command("decode", beam=beam)
+        return self.answered(run(command, self.setup.environment(), separate=True))
 
 
 PEERS: dict[str, type[Program]] = {
-    peer.name: peer for peer in (Fairseq, OpenNmtPy, Marian, JoeyNmt, CTranslate2)
+    peer.name: peer for peer in (Fairseq, OpenNmtPy, Marian, JoeyNmt, CTranslate2, Transformers)
 }

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
-from bench_setup import TOKENS, BenchError, Measured, Setup, follow, ours, run
+from bench_setup import TOKENS, BenchError, Finished, Measured, Setup, follow, last_of, ours, run
 
 
 def number(text: str) -> float:
@@ -97,6 +97,11 @@ class Program:
         if not found:
             raise BenchError(f"{self.name} did not say how long it took")
         return self.sentences / sum(map(number, found))
+
+    def answered(self, finished: Finished) -> Measured:
+        """What a script of ours in the program's environment printed: one JSON line."""
+        answer = json.loads(last_of(finished.output))
+        return Measured(answer.pop("rate"), finished.peak_mb, answer)
 
     @property
     def sentences(self) -> int:

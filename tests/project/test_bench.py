@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mttrain import linear
 from mttrain.tokenizer import Tokenizer
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -48,6 +49,7 @@ LOG_LINES = {
         "Batch Loss:     7.302500, Batch Acc: 0.051067, Tokens per Sec:      885, Lr: 0.000100",
         1770,  # in two seconds
     ),
+    "transformers": ("update of 3604 target tokens", 3604),
 }
 
 
@@ -121,13 +123,15 @@ def test_replay_keeps_layouts() -> None:
         torch.mm(a, b.t(), out=out)
         torch.bmm(torch.randn(2, 3, 4).transpose(1, 2), torch.randn(2, 3, 5))
         torch.zeros(4, 5).addmm_(a, b.t())
+        linear.product(a, b)
         recorder.cut()
-    plain, batched, added = recorder.updates[0]
+    plain, batched, added, own = recorder.updates[0]
     assert plain.b.stride == (1, 3) and batched.a.stride == (12, 1, 4)
     assert added.adds and not plain.adds
     assert plain.a.place == added.a.place == a.data_ptr() and plain.out.place == out.data_ptr()
     replay = bench_matmul.Replay(recorder.updates, torch.device("cpu"))
-    assert replay.flops == [2 * 4 * 3 * 5 * 4]
+    assert own.b.shape == (3, 5) and own.flops == plain.flops
+    assert replay.flops == [2 * 4 * 3 * 5 * 5]
     assert replay.time_of(0, 1) > 0.0
 
 

@@ -34,6 +34,7 @@ LAYERS: dict[str, float] = {
     "dropout": 1,  # of model
     "machine": 1,  # of distributed
     "masks": 1,  # of model
+    "linear": 1,  # of model
     "attention": 1.5,  # of model
     "kvcache": 1.5,  # of inference
     "searchstep": 1,  # of search
