@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from mttrain.config import ModelConfig
 from mttrain.dropout import DropoutKeys, KeyedDropout, scaled_mask
-from mttrain.linear import linear
+from mttrain.linear import linear, roomy
 from mttrain.masks import causal_mask, mask_bias
 
 SHORT = 128  # positions up to which the explicit products win on a CPU
@@ -190,7 +190,7 @@ class _ShortAttention(torch.autograd.Function):
         pair = pair[:, :, : ctx.keys]
         if not ctx.joined:
             return _heads_last(single, batch), _heads_last(pair, batch), None, None, None
-        joined = grad.new_empty(batch, length, 3 * d_model)
+        joined = roomy(grad, batch, length, 3 * d_model)
         _heads_last(single, batch, joined[..., :d_model])
         _heads_last(pair, batch, joined[..., d_model:])
         return joined, None, None, None, None
@@ -213,7 +213,7 @@ def _heads_last(x: Tensor, batch: int, out: Tensor | None = None) -> Tensor:
     heads = rows // batch
     shaped = x.view(parts, batch, heads, length, size).permute(1, 3, 0, 2, 4)
     if out is None:
-        out = x.new_empty(batch, length, parts * heads * size)
+        out = roomy(x, batch, length, parts * heads * size)
     out.view(batch, length, parts, heads, size).copy_(shaped)
     return out
 

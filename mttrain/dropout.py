@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mttrain.linear import roomy
+
 _MASK64 = (1 << 64) - 1
 _BLOCK = 1 << 20  # elements under one pair of windows; more take further pairs
 _tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
@@ -111,7 +113,8 @@ class _DropoutAdd(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dropped = grad * scaled_mask(grad.shape, ctx.rate, ctx.key, grad)
+        dropped = roomy(grad, *grad.shape)  # what made x may be a linear layer
+        torch.mul(grad, scaled_mask(grad.shape, ctx.rate, ctx.key, grad), out=dropped)
         return grad, dropped.to(ctx.dtype), None, None
 
 

@@ -89,7 +89,7 @@ class _ProjectedLoss(torch.autograd.Function):
 
 def _chunks(hidden: Tensor, vocab: int) -> list[tuple[int, int]]:
     elements = CHUNK_ELEMENTS_CPU if hidden.device.type == "cpu" else CHUNK_ELEMENTS_DEVICE
-    size = max(64, elements // vocab)
+    size = max(64, elements // vocab // 64 * 64)
     return [(start, min(start + size, len(hidden))) for start in range(0, len(hidden), size)]
 
 

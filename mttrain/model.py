@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from mttrain.attention import Attention
 from mttrain.config import ModelConfig
 from mttrain.dropout import DropoutKeys, KeyedDropout
-from mttrain.linear import linear
+from mttrain.linear import linear, with_room
 from mttrain.masks import mask_bias
 
 
@@ -84,14 +84,12 @@ class Layer(nn.Module):
 
     def before(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         """Input of a sub-layer: normalised under pre-norm, plain under post-norm."""
-        normed: Tensor = norm(x) if self.pre_norm else x
-        return normed
+        return with_room(norm(x)) if self.pre_norm else x
 
     def after(self, x: Tensor, out: Tensor, norm: nn.LayerNorm, dropout: KeyedDropout) -> Tensor:
         """Residual sum around a sub-layer; under post-norm normalised (section 3.1)."""
         total = dropout.add(x, out)
-        result: Tensor = total if self.pre_norm else norm(total)
-        return result
+        return total if self.pre_norm else with_room(norm(total))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """x [..., D] -> [..., D] with residual: section 3.3; swiglu after Shazeer 2020."""
@@ -154,7 +152,7 @@ class Stack(nn.Module):
             assert config.max_positions is not None  # held by the configuration's own checks
             self.embed_positions = _embedding(config.max_positions, config.d_model)
         else:
-            table = sinusoidal_positions(0, 256, config.d_model)
+            table = sinusoidal_positions(0, 256, config.d_model).to(self.embed_tokens.weight.device)
             self.register_buffer("position_table", table, persistent=False)
         self.dropout = KeyedDropout(config.dropout, keys)
         self.layers = nn.ModuleList(layers)
@@ -181,13 +179,11 @@ class Stack(nn.Module):
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
         """tokens [B, T] at positions start.. -> [B, T, D], scaled by sqrt(D) once (section 3.4)."""
         scaled = self.embed_tokens(tokens) * math.sqrt(self.d_model)
-        embedded: Tensor = self.dropout(scaled + self.positions(start, tokens.shape[1]))
-        return embedded
+        return with_room(self.dropout(scaled + self.positions(start, tokens.shape[1])))
 
     def normalised(self, x: Tensor) -> Tensor:
         """The final layer norm of a pre-norm stack; a post-norm stack ends normalised."""
-        normed: Tensor = self.layer_norm(x) if hasattr(self, "layer_norm") else x
-        return normed
+        return with_room(self.layer_norm(x)) if hasattr(self, "layer_norm") else x
 
 
 class Transformer(nn.Module):
