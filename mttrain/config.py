@@ -129,7 +129,11 @@ class TokenizerConfig(Section):
 class ModelConfig(Section):
     """The Transformer (Vaswani et al. 2017) and its usual variants."""
 
-    d_model: Positive = Field(128, description="width of embeddings and layers")
+    # The bound keeps a made-up width from asking for gigabytes of positions before it is compared
+    # with the tensors of its model.
+    d_model: Annotated[Positive, Field(le=65_536)] = Field(
+        128, description="width of embeddings and layers"
+    )
     d_ff: Positive = Field(256, description="inner width of the feed-forward blocks")
     num_heads: Positive = Field(4, description="attention heads; divides d_model")
     encoder_layers: Positive = Field(4, description="layers of the encoder")
@@ -224,6 +228,9 @@ class TrainConfig(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="arithmetic of the forward pass; auto = bf16 where it is fast"
     )
+    max_bad_updates: Positive = Field(
+        10, description="stop after this many updates in a row whose gradient is not finite"
+    )
     valid_every: Positive = Field(130, description="updates between validations and checkpoints")
     valid_beam: Positive = Field(1, description="beam width of validations during training")
     valid_samples: NotNegative = Field(
@@ -294,7 +301,7 @@ class RunConfig(Section):
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = Field(
         1, description="seed of weights, data order and dropout"
     )
-    threads: Positive | None = Field(
+    threads: Annotated[Positive, Field(le=1024)] | None = Field(
         None, description="CPU threads; null = one per core, or what the container may use"
     )
     data: DataConfig = Field(description="text files and filters")

@@ -1,17 +1,9 @@
 """The training loop: accumulate, clip, update, log, validate, save, stop, resume.
 
-One update takes `accumulate` batches on each of W ranks. Its divisor, the target tokens of all of
-them, is known from the plan before the first backward, so the gradient is the mean over tokens
-however they are grouped, and two processes train what one does on the same global batches. The last
-update of an epoch takes what is left and is divided by what it holds.
+The last update of an epoch takes what batches are left and is divided by the tokens they hold.
 
-Nothing draws from a global generator: the order of the data is a function of (seed, epoch), dropout
-of (seed, update, global micro-batch), the learning rate of the update. So weights, optimiser and
-the few numbers of `Progress` are all that exact resuming needs.
-
-Price beside the model's own work: the device is waited for once per micro-batch, for the number of
-rows of the loss, and once per update, for the norm of the gradient, which must be known finite
-before it is used.
+The order of the data is a function of (seed, epoch), and an update draws from no global generator:
+so weights, optimiser and the few numbers of `Progress` are all that exact resuming needs.
 """
 
 from __future__ import annotations
@@ -20,54 +12,25 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from mttrain.batching import EpochPlan, TokenBatchSampler
 from mttrain.checkpoint import TrainState
 from mttrain.config import RunConfig
 from mttrain.dataset import Batch, TranslationDataset, batch_loader, epoch_plan
-from mttrain.distributed import World, autocast, compute_type
+from mttrain.distributed import World
 from mttrain.errors import TrainingError
-from mttrain.loss import LossSums, smoothed_loss
 from mttrain.model import Transformer
-from mttrain.optim import (
-    build_optimizer,
-    clip_gradients,
-    gradient_norm,
-    learning_rate,
-    reserve_memory,
-    set_learning_rate,
-)
 from mttrain.progress import Interrupt, Progress, Window, limit_reached
 from mttrain.runlog import RunLog
+from mttrain.update import Updater
 
 SUMMED = ("smoothed", "nll", "correct", "target_tokens", "source_tokens")  # over ranks, in Window
-# On a CPU a batch is computed in parts of so many cells x d_model, 2 MB for each tensor of a layer:
-# what is kept for backward grows with the part, and what does not fit the caches is slow.
-PART_ELEMENTS = 1 << 19
-MAX_BAD_UPDATES = 10  # updates in a row whose gradient is not finite before the run stops
-
-
-class StepModule(nn.Module):
-    """Model and loss in one forward, so that DistributedDataParallel and compile wrap it whole."""
-
-    def __init__(self, model: Transformer, smoothing: float) -> None:
-        super().__init__()
-        self.model = model
-        self.smoothing = smoothing
-
-    def forward(self, source: Tensor, target_in: Tensor, target_out: Tensor) -> LossSums:
-        """source [B, S], target_in and target_out [B, T] -> sums over the target tokens"""
-        hidden = self.model(source, target_in)
-        weight = self.model.lm_head.weight
-        return smoothed_loss(hidden, weight, target_out, self.smoothing, self.model.pad_id)
 
 
 class Trainer:
@@ -94,62 +57,39 @@ class Trainer:
         self.dataset = dataset
         self.on_validate, self.on_save = on_validate, on_save
         self.progress = Progress()
-        self.optimizer = build_optimizer(model, config.optim)
-        self._keeps_gradients = world.device.type == "cpu" and world.size == 1
-        if self._keeps_gradients:
-            reserve_memory(self.optimizer)
-        self.dtype = compute_type(config.train.precision, world.device)
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.dtype == torch.float16)
-        step: nn.Module = StepModule(model, config.optim.label_smoothing)
-        if world.size > 1:
-            # The buffers are position tables, which each rank grows when it needs to.
-            step = DistributedDataParallel(
-                step, gradient_as_bucket_view=True, broadcast_buffers=False
-            )
-        self.step = step
+        self.updater = Updater(config, model, world, dataset.locate)
+        self.saved = 0  # the update whose state the newest checkpoint holds
         self.interrupt = Interrupt()
         self.sampler = TokenBatchSampler(
             partial(epoch_plan, config, dataset), rank=world.rank, world=world.size
         )
-        self._sums: list[Tensor] = []
         self._clock = self._lap = time.monotonic()
 
     # ---- state -------------------------------------------------------------------------------
 
     def state(self) -> TrainState:
         """What a checkpoint must hold to go on exactly from here, besides the weights."""
-        tensors = {}
-        for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"{name}:{key}"] = value
+        state = self.updater.state()
         values = {
+            **state.values,
             "progress": asdict(self.progress),
-            "scaler": self.scaler.state_dict(),
             "batches_per_update": self._batches_per_update,
         }
-        return TrainState(tensors=tensors, values=values)
+        return TrainState(tensors=state.tensors, values=values)
 
     def restore(self, state: TrainState) -> None:
         """Go on from a saved state; the weights are loaded by the caller."""
         self.progress = Progress.from_dict(state.values["progress"])
+        self.saved = self.progress.update
+        self.updater.restore(state)
         if not self.world.is_main:
             self.progress.window = Window()  # rank 0 holds the sums of all
-        if state.values["scaler"]:  # empty when the run was not in float16
-            self.scaler.load_state_dict(state.values["scaler"])
         former = state.values["batches_per_update"]
         if former != self._batches_per_update:
             self.log.say(
                 f"warning: an update now takes {self._batches_per_update} batches, not {former} as "
                 "before: accumulate x number of processes has changed"
             )
-        parameters = dict(self.model.named_parameters())
-        for key, value in state.tensors.items():
-            name, _, part = key.rpartition(":")
-            parameter = parameters[name]
-            # AdamW keeps its step counters where its kernels want them, not with the moments.
-            capturable = part == "step" and parameter.device.type == "cpu"
-            device = torch.device("cpu") if capturable else parameter.device
-            self.optimizer.state[parameter][part] = value.to(device)
 
     # ---- loop --------------------------------------------------------------------------------
 
@@ -249,7 +189,7 @@ class Trainer:
 
     def _save_and_stop(self) -> str:
         """Save the state and return the name of the signal."""
-        if self.progress.bad_updates == 0 or self.dtype == torch.float16:
+        if self.progress.bad_updates == 0 or self.updater.dtype == torch.float16:
             self._save(improved=False)
         return signal.Signals(self.interrupt.signal or signal.SIGTERM).name
 
@@ -257,6 +197,7 @@ class Trainer:
         if self.world.size > 1:
             self._share_window()
         self.on_save(self.progress, improved)
+        self.saved = self.progress.update
 
     def _share_window(self) -> None:
         """Move the sums of all ranks to rank 0, which saves its own."""
@@ -272,96 +213,53 @@ class Trainer:
             for name, value in zip(SUMMED, sums, strict=True):
                 setattr(self.progress.window, name, value)
 
-    # ---- one update --------------------------------------------------------------------------
+    # ---- books -------------------------------------------------------------------------------
 
     def _update(self, group: list[Batch], divisor: int) -> None:
-        """Forward and backward over this rank's micro-batches, then one step of the optimiser."""
-        progress, config = self.progress, self.config
-        update = progress.update + 1
-        for index, batch in enumerate(group):
-            # The number of the micro-batch among all ranks': so one process repeats what two do.
-            micro = index * self.world.size + self.world.rank
-            parts = self._parts(batch)
-            for number, part in enumerate(parts):
-                self.model.dropout_keys.set(config.seed, update, micro, number)
-                last = index == len(group) - 1 and number == len(parts) - 1
-                with self._memory_advice(update, part):
-                    self._backward(part, divisor, last)
-        self.scaler.unscale_(self.optimizer)
-        norm = gradient_norm(self.model.parameters())
-        rate = learning_rate(update, config.optim, config.train.max_steps)
-        finite = math.isfinite(norm.item())
-        if finite:
-            if config.optim.clip_norm is not None:
-                clip_gradients(self.model.parameters(), norm, config.optim.clip_norm)
-            set_learning_rate(self.optimizer, rate)
-            self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
-        progress.update = update
-        self._account(group, norm.item(), rate, finite)
-
-    def _parts(self, batch: Batch) -> list[Batch]:
-        """What of a batch is computed at once: all on a GPU, on a CPU what its caches can hold."""
-        if self.world.device.type != "cpu":
-            return [batch]
-        return list(batch.parts(PART_ELEMENTS // self.config.model.d_model))
-
-    def _backward(self, batch: Batch, divisor: int, last: bool) -> None:
-        on_device = batch.to(self.world.device)
-        keep_local: AbstractContextManager[None] = nullcontext()
-        if not last and isinstance(self.step, DistributedDataParallel):
-            keep_local = self.step.no_sync()
-        with keep_local:
-            with autocast(self.world.device, self.dtype):
-                sums = self.step(on_device.source, on_device.target_in, on_device.target_out)
-            # DistributedDataParallel averages over ranks; the divisor already counts all of them.
-            loss = sums.smoothed * (self.world.size / divisor)
-            self.scaler.scale(loss).backward()
-        self._sums.append(torch.stack((sums.smoothed.detach(), sums.nll, sums.correct)))
-
-    @contextmanager
-    def _memory_advice(self, update: int, batch: Batch) -> Iterator[None]:
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            rows, longest = batch.target_out.shape
-            raise TrainingError(
-                f"out of memory in update {update}, at a batch of {rows} pairs of up to {longest} "
-                "subwords. Lower train.batch_tokens and raise train.accumulate instead, and start "
-                "with --fresh: the plan of the batches changes."
-            ) from error
-
-    def _account(self, group: list[Batch], norm: float, rate: float, finite: bool) -> None:
-        """Add the update to the log window; write a record when it is due."""
-        progress = self.progress
-        window = progress.window
-        if finite:
-            smoothed, nll, correct = torch.stack(self._sums).cpu().double().sum(0).tolist()
+        """One update, counted in the log window; writes a record when it is due."""
+        progress, window = self.progress, self.progress.window
+        outcome = self.updater.run(group, divisor, progress.update + 1)
+        progress.update += 1
+        if outcome.pieces > 1:
+            self._cut(outcome.pieces)
+        if outcome.finite:
+            smoothed, nll, correct = outcome.sums
             window.smoothed += smoothed
             window.nll += nll
             window.correct += correct
             window.target_tokens += sum(batch.target_tokens for batch in group)
             window.source_tokens += sum(batch.source_tokens for batch in group)
             window.updates += 1
-            window.norm += norm
+            window.norm += outcome.norm
             progress.bad_updates = 0
         else:
             self._left_out(group)
-        self._sums = []
         now = time.monotonic()
         progress.seconds += now - self._clock
         window.seconds += now - self._clock
         self._clock = now
         if progress.update % self.config.train.log_every == 0:
-            self._log_window(rate)
+            self._log_window(outcome.rate)
+
+    def _cut(self, pieces: int) -> None:
+        """Count an update whose batches did not fit in memory; the first is told."""
+        progress = self.progress
+        progress.cut += 1
+        self.log.event("cut", step=progress.update, pieces=pieces)
+        if progress.cut == 1:
+            self.log.say(
+                f"warning: a batch of update {progress.update} did not fit in memory and was "
+                f"computed in {pieces} pieces, which takes time; the log counts such updates. "
+                "A smaller train.batch_tokens with a larger train.accumulate avoids them."
+            )
 
     def _left_out(self, group: list[Batch]) -> None:
         """Count an update whose gradient was not finite; too many in a row end the run."""
         progress = self.progress
         progress.bad_updates += 1
         progress.left_out += 1
-        if self.dtype == torch.float16 and progress.bad_updates < MAX_BAD_UPDATES:
+        limit = self.config.train.max_bad_updates
+        if self.updater.dtype == torch.float16 and progress.bad_updates < limit:
             return  # the loss scaler looks for its scale this way
         pairs = [self.dataset.locate(i) for batch in group for i in batch.indices]
         self.log.event("left_out", step=progress.update, pairs=pairs)
@@ -370,7 +268,7 @@ class Trainer:
             f"warning: the gradient of update {progress.update} is not finite and was left out; "
             f"pairs: {', '.join(pairs[:5])}{', ...' if len(pairs) > 5 else ''}{ranks}"
         )
-        if progress.bad_updates >= MAX_BAD_UPDATES:
+        if progress.bad_updates >= limit:
             raise TrainingError(
                 f"training diverged: {progress.bad_updates} updates in a row, up to update "
                 f"{progress.update}, had a gradient that is not finite. The last checkpoint is "
@@ -397,6 +295,7 @@ class Trainer:
             target_tokens=int(targets),
             source_tokens=int(sources),
             left_out=progress.left_out,
+            cut=progress.cut,
             tokens_per_second=round(speed, 1),
             seconds=round(progress.seconds, 2),
             waiting=round(window.waiting / window.seconds, 4) if window.seconds > 0 else 0.0,

@@ -1,4 +1,4 @@
-"""What is set for the CPU before any work: threads, and what the C library does with freed memory.
+"""The machine: threads of the CPU, what the C library does with freed memory, no memory left.
 
 torch starts one thread for each physical core that it sees. In a container it sees those of the
 host and not the share that the container may use, and several threads a core slow each other five-
@@ -73,3 +73,11 @@ def _keep_memory() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     largest = 2**31 - 1
     return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_ON_HEAP) and mallopt(_TRIM_THRESHOLD, largest))
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an allocator gave up; that of the CPU (c10, alloc_cpu) raises a RuntimeError."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error)
+    return any(sign in text for sign in ("not enough memory", "can't allocate memory"))

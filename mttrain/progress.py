@@ -39,7 +39,8 @@ class Progress:
     update: updates done; epoch, batches: the position in the data, in global batches; validated:
     the last update that was validated; seconds: time in updates; elapsed: all time in the loop,
     validation included; best, bad_validations: bookkeeping of the best checkpoint; bad_updates:
-    updates in a row that were left out because the gradient was not finite; left_out: all of those.
+    updates in a row that were left out because the gradient was not finite; left_out: all of those;
+    cut: updates with a batch that did not fit in memory and was computed in pieces.
     """
 
     update: int = 0
@@ -52,6 +53,7 @@ class Progress:
     bad_validations: int = 0
     bad_updates: int = 0
     left_out: int = 0
+    cut: int = 0
     window: Window = field(default_factory=Window)
 
     @classmethod

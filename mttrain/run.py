@@ -90,9 +90,13 @@ class Run:
         self._resume_or_begin()
         reason = trainer.run()
         if reason in ("SIGINT", "SIGTERM"):
+            update, saved = trainer.progress.update, trainer.saved
+            state = {0: "nothing is saved yet", update: "its state is saved"}.get(
+                saved, f"the state of update {saved} is saved"
+            )
             self._say(
-                f"stopped by {reason} after update {trainer.progress.update}; the state is saved "
-                "and the same command goes on from here"
+                f"stopped by {reason} after update {update}; {state}, and the same command goes on "
+                "from there"
             )
             return TrainResult(reason, self.run_dir, read_index(self.run_dir).best)
         return self._finish(reason)

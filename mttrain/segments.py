@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mttrain.errors import DataError
+from mttrain.machine import out_of_memory
 from mttrain.searchstep import SearchOptions
 from mttrain.tokenizer import EOS_ID, PAD_ID, Tokenizer
 
@@ -98,7 +100,8 @@ class TranslateOptions(SearchOptions):
             return self.window
         if self.batch_size is None:
             return DEFAULT_WINDOW
-        return 1 if self.batch_size == 1 else max(DEFAULT_WINDOW, 8 * self.batch_size)
+        wanted = 1 if self.batch_size == 1 else max(DEFAULT_WINDOW, 8 * self.batch_size)
+        return min(wanted, sys.maxsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,21 +192,13 @@ def in_halves(
     try:
         return work(items)
     except (RuntimeError, MemoryError) as error:
-        if not _out_of_memory(error):
+        if not out_of_memory(error):
             raise
         if len(items) == 1:
             raise too_large(items[0]) from error
     # Outside the handler, whose traceback would keep the tensors alive.
     half = len(items) // 2
     return in_halves(work, items[:half], too_large) + in_halves(work, items[half:], too_large)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether an allocator gave up; that of the CPU (c10, alloc_cpu) raises a RuntimeError."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error)
-    return any(sign in text for sign in ("not enough memory", "can't allocate memory"))
 
 
 def split_sentences(text: str, tokenizer: Tokenizer, longest: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from mttrain import attention, loss
 from mttrain.config import ModelConfig, OptimConfig
 from mttrain.dataset import Batch
-from mttrain.loop import StepModule
+from mttrain.update import StepModule
 from mttrain.model import Transformer
 from mttrain.optim import build_optimizer
 

@@ -25,6 +25,7 @@ LAYERS: dict[str, float] = {
     "yamlio": 0,
     "languages": 0,
     "settings": 0.5,  # of config
+    "linear": 0.5,  # of model
     # What stands on the errors alone.
     "config": 1,
     "corpus": 1,
@@ -34,7 +35,6 @@ LAYERS: dict[str, float] = {
     "dropout": 1,  # of model
     "machine": 1,  # of distributed
     "masks": 1,  # of model
-    "linear": 1,  # of model
     "attention": 1.5,  # of model
     "kvcache": 1.5,  # of inference
     "searchstep": 1,  # of search
@@ -57,6 +57,7 @@ LAYERS: dict[str, float] = {
     "dataset": 4,
     "progress": 4,  # of loop
     "translator": 5,
+    "update": 4.5,  # of loop
     "loop": 5,  # of trainer
     "runsetup": 5,  # of trainer
     "validation": 5.5,  # of trainer
