@@ -7,13 +7,15 @@
 
 A directory gets its final name by one rename, after all its files are on the disk: what has a final
 name is complete. Whoever loads compares the SHA-256 of each file with meta.json first: a damaged
-file is an error, not a strange model. Tensors are safetensors and the rest is JSON, so loading
-somebody's checkpoint runs no code of theirs. Price: a save writes the parameters (with training
-state, about three times as much) and reads them once for the hashes.
+file is an error, not a strange model. meta.json holds the sum of its own content too; resuming
+compares it, other readers do not, so that it can be corrected by hand. Tensors are safetensors and
+the rest is JSON, so loading somebody's checkpoint runs no code of theirs. Price: a save writes the
+parameters (with training state, about three times as much) and reads them once for the hashes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -85,6 +87,7 @@ Tokenizers = tuple[Tokenizer, Tokenizer]
 """Source and target tokenizer; twice the same object when they are shared."""
 
 _FORMAT = 1
+_OWN_SUM = "content_sha256"  # checkpoints of older versions have none
 
 
 @dataclass(slots=True)
@@ -142,6 +145,7 @@ def save_checkpoint(
                 (aside / STATE_VALUES).write_text(json.dumps(state.values), encoding="utf-8")
             content = {**_standard_meta(model, tokenizers, step), **meta}
             content["files"] = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}
+            content[_OWN_SUM] = _content_sum(content)
             (aside / META).write_text(finite_json(content), encoding="utf-8")
             for path in aside.iterdir():
                 _sync_file(path)
@@ -202,9 +206,19 @@ def _put_in_place(aside: Path, final: Path) -> None:
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
-    aside.rename(final)
+    try:
+        aside.rename(final)
+    except BaseException:  # an interruption too
+        restore_replaced(final.parent)
+        raise
     sync_directory(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _content_sum(content: Mapping[str, Any]) -> str:
+    """SHA-256 of the content of a meta.json as it is read back, without this sum itself."""
+    plain = json.loads(finite_json({k: v for k, v in content.items() if k != _OWN_SUM}))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def newest_good(run_dir: Path, on_skipped: Callable[[str], None] | None = None) -> Path | None:
@@ -296,10 +310,11 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def verify(folder: Path) -> None:
     """Raise CheckpointError unless every file of the checkpoint is as it was written."""
     meta = read_meta(folder)
-    names = [name for name in (STATE_TENSORS, STATE_VALUES) if (folder / name).exists()]
-    if len(names) == 1:
-        raise CheckpointError(f"{folder}: half of the training state is missing.")
-    for name in (WEIGHTS, *_tokenizer_files(folder), *names):
+    if _OWN_SUM in meta and meta[_OWN_SUM] != _content_sum(meta):
+        raise CheckpointError(f"{folder / META} is damaged: its content does not fit its own sum.")
+    # Tensors without values are what a kill left of a state that was being removed.
+    state = (STATE_TENSORS, STATE_VALUES) if (folder / STATE_VALUES).exists() else ()
+    for name in (WEIGHTS, *_tokenizer_files(folder), *state):
         _check_file(folder, meta, name)
 
 
@@ -364,7 +379,8 @@ def _build(
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise CheckpointError(f"{folder / META}: model.{where}: {first['msg']}.") from None
+        text = f"model.{where[:80]}: {first['msg']}"
+        raise CheckpointError(f"{folder / META}: {' '.join(text.split())}.") from None
     if config.encoder_layers + config.decoder_layers > len(tensors):
         raise CheckpointError(f"{folder / WEIGHTS} holds fewer layers than {META} says.")
     # Shapes first, on the device that holds no data: settings that do not fit cost no memory.
@@ -396,7 +412,7 @@ def _check_tensor(folder: Path, name: str, wanted: Tensor | None, found: Tensor 
         problem = f"holds {found.dtype}, not floating-point numbers"
     else:
         return
-    raise CheckpointError(f"{folder / WEIGHTS}: {name[:80]} {problem}.")
+    raise CheckpointError(f"{folder / WEIGHTS}: {name[:80]!r} {problem}.")
 
 
 def _tokenizer_files(folder: Path) -> tuple[str, ...]:

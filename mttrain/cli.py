@@ -1,10 +1,11 @@
 """The command `mttrain`, and the one place that prints errors and chooses the exit status.
 
 stdout carries results only; messages, warnings and progress go to stderr; both are UTF-8 whatever
-the locale. Exit status: 0 done, 2 usage or configuration, 3 data, 4 checkpoint, 5 training
-diverged, 130 after SIGINT, 143 after SIGTERM, 1 for our own mistakes. A closed pipe (`| head -1`)
-ends a command quietly with status 0, always: whether the reader left before or after the last line
-is chance, and its own status says how it fared.
+the locale, and so are the names of files: where the locale has another encoding, the command starts
+again in Python's UTF-8 mode. Exit status: 0 done, 2 usage or configuration, 3 data, 4 checkpoint,
+5 training diverged, 130 after SIGINT, 143 after SIGTERM, 1 for our own mistakes. A closed pipe
+(`| head -1`) ends a command quietly with status 0, always: whether the reader left before or after
+the last line is chance, and its own status says how it fared.
 
 Price: `mttrain --help` takes 0.1 s, because torch, pydantic and the rest of the package are
 imported by the commands that need them, when they run.
@@ -66,19 +67,43 @@ app = typer.Typer(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (default: that of the process) and return its exit status."""
+    if argv is None:
+        _start_again_in_utf8_mode()
     args = list(sys.argv[1:] if argv is None else argv)
+    _keep_descriptors()
     _use_utf8()
     try:
         with _sigterm_raises():
             command = typer.main.get_command(app)
             with command.make_context("mttrain", args) as context:
                 command.invoke(context)
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
         return 0
     except typer.Exit as end:
         return end.exit_code
     except BaseException as error:
         return _failed(error, args)
+
+
+def _start_again_in_utf8_mode() -> None:
+    """Where the locale has another encoding, go on as a process in Python's UTF-8 mode.
+
+    The mode decides which bytes the name of a file becomes, and a running interpreter keeps it.
+    """
+    ours = os.path.basename(sys.argv[0]) in ("mttrain", "__main__.py")
+    if ours and sys.executable and sys.getfilesystemencoding() != "utf-8":
+        with contextlib.suppress(OSError):
+            os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
+def _keep_descriptors() -> None:
+    """Take the places of closed standard streams, or the next file that is opened gets one, and
+    what a library prints goes into that file."""
+    with contextlib.suppress(OSError):
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(descriptor)
 
 
 def _use_utf8() -> None:
@@ -117,15 +142,15 @@ def _failed(error: BaseException, args: list[str]) -> int:
     command = next((arg for arg in args if not arg.startswith("-")), "")
     if isinstance(error, BrokenPipeError) and command != "train":
         # What is still buffered must not fail again when the interpreter flushes it at exit.
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    if "--debug" in args and not isinstance(error, SystemExit):
-        traceback.print_exception(error)
+    if "--debug" in args and sys.stderr is not None and not isinstance(error, SystemExit):
+        with contextlib.suppress(OSError):
+            traceback.print_exception(error)
     status, lines = _explain(error, args)
-    with contextlib.suppress(OSError):
-        for line in lines:
-            say(line)
+    for line in lines:
+        say(line)
     return status
 
 
@@ -148,11 +173,24 @@ def _explain(error: BaseException, args: Sequence[str]) -> tuple[int, list[str]]
     if isinstance(error, OSError) and error.strerror:
         name = f"{error.filename}: " if error.filename else ""
         return 3, [f"error: {name}{error.strerror}"]
+    if _out_of_memory(error):
+        return 1, [
+            "error: not enough memory for this; lower the sizes of the model or of the batches "
+            "(train.batch_tokens, --batch-tokens)."
+        ]
     text = next(iter(str(error).split("\n")), "")[:300]
     return 1, [
         f"error: {type(error).__name__}: {text}",
         "This is unexpected; the same command with --debug shows where it happened.",
     ]
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if "torch" not in sys.modules or not isinstance(error, Exception):
+        return isinstance(error, MemoryError)
+    from mttrain.machine import out_of_memory
+
+    return out_of_memory(error)
 
 
 def _version(value: bool) -> None:
@@ -388,7 +426,8 @@ def train(
     from mttrain.corpus import write_lines
 
     result = trainer.train(loaded, fresh=fresh, dry_run=dry_run)
-    if os.environ.get("RANK", "0") == "0":  # under torchrun one process reports
+    # Under torchrun one process reports. The log has the scores too: a closed stdout costs nothing.
+    if os.environ.get("RANK", "0") == "0" and result.scores and sys.stdout is not None:
         write_lines(None, [score.text() for score in result.scores])
     if result.exit_code:
         raise typer.Exit(result.exit_code)

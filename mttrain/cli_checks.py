@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import re
 import sys
@@ -22,18 +23,37 @@ SEARCH = (
     "temperature", "top_k", "top_p", "seed", "split_long", "max_source_length", "batch_tokens",
     "batch_size",
 )  # fmt: skip
+MOST_THREADS = 1024  # far more end in a crash of the library that makes them
 _FIELD = re.compile(rf"(?<![-\w])(?:{'|'.join(SEARCH)})(?![-\w])")
 _EXTRA = re.compile(r"unexpected extra argument(?:s|\(s\))? \((\S+)")
 
 
+# Names out of somebody's file must not steer the terminal.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code != ord("\n")}
+
+
 def say(text: str) -> None:
-    """Print a line to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line to stderr; where nobody can read it, the work goes on without.
+
+    Control characters are spelled out.
+    """
+    if sys.stderr is None:  # closed; print would take stdout instead
+        return
+    with contextlib.suppress(OSError):
+        print(text.translate(_CONTROLS), file=sys.stderr, flush=True)
 
 
 def option_name(name: str) -> str:
     """no_repeat_ngram -> --no-repeat-ngram"""
     return "--" + name.replace("_", "-")
+
+
+def at_least(option: str, least: int, value: int | None, most: float = math.inf) -> None:
+    """Refuse a number that is given and out of its bounds."""
+    if value is not None and value < least:
+        raise ConfigError(f"{option} is {value}; it must be {least} or more.")
+    if value is not None and value > most:
+        raise ConfigError(f"{option} is {value}; it must be {most} or less.")
 
 
 @contextlib.contextmanager
@@ -57,6 +77,8 @@ def must_exist(*files: str | None) -> None:
             raise DataError(f"{file}: no such file.")
     if names.count("-") > 1:
         raise ConfigError('Only one of the files can be standard input ("-").')
+    if "-" in names and sys.stdin is None:
+        raise DataError("Standard input is closed; give an input file.")
 
 
 def refuse_overwriting(

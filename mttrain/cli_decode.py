@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mttrain.cli_checks import (
+    MOST_THREADS,
     SEARCH,
+    at_least,
     check_language,
     check_target,
     must_exist,
@@ -32,6 +34,7 @@ from mttrain.cli_checks import (
 from mttrain.errors import CheckpointError, ConfigError, DataError, unequal_lines
 
 if TYPE_CHECKING:
+    from mttrain.checkpoint import ModelBundle
     from mttrain.translator import TranslateOptions, Translator
 
 
@@ -126,11 +129,6 @@ def _saved_decoding(values: object, name: str) -> dict[str, Any]:
         raise CheckpointError(f"{name}: the decode section of meta.json is damaged.") from None
 
 
-def _at_least(option: str, least: int, value: int | None) -> None:
-    if value is not None and value < least:
-        raise ConfigError(f"{option} is {value}; it must be {least} or more.")
-
-
 # ---- translate --------------------------------------------------------------------------------
 
 
@@ -167,7 +165,7 @@ def translate(
         raise ConfigError("Name the model: --model RUN.")
     if scores and format == Format.jsonl:
         raise ConfigError("--format jsonl always holds the scores; remove --scores.")
-    _at_least("--threads", 1, threads)
+    at_least("--threads", 1, threads, MOST_THREADS)
     must_exist(input, prefix)
     refuse_overwriting(output, {"input file": input, "prefix file": prefix})
     from mttrain.corpus import LineWriter, read_lines, require_writable
@@ -199,7 +197,8 @@ def _shown(items: Iterator[Any], output: str) -> Iterator[Any]:
     """Count lines on the terminal, unless the result is printed there."""
     from tqdm import tqdm
 
-    quiet = not sys.stderr.isatty() or (output == "-" and sys.stdout.isatty())
+    seen = sys.stderr is not None and sys.stderr.isatty()
+    quiet = not seen or (output == "-" and sys.stdout.isatty())
     yield from tqdm(items, unit=" lines", leave=False, disable=quiet)
 
 
@@ -242,6 +241,8 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Score translations (BLEU, chrF, TER) against references."""
+    if sys.stdout is None:
+        raise DataError("Standard output is closed; the scores go there.")
     _check_eval(context)
     refs = [_read(name) for name in ref or []]
     names = ref or []
@@ -281,8 +282,8 @@ def _check_eval(context: typer.Context) -> None:
         raise ConfigError("--samples has an effect only with --confidence or --baseline.")
     if at["tokenize"] is not None and at["lang"] is not None:
         raise ConfigError("--tokenize decides what --lang would choose; give one of them.")
-    _at_least("--threads", 1, at["threads"])
-    _at_least("--samples", 2, at["samples"])
+    at_least("--threads", 1, at["threads"], MOST_THREADS)
+    at_least("--samples", 2, at["samples"])
     check_language(at["lang"])
     must_exist(at["source"], at["hyp"], at["baseline"], *at["ref"])
     texts = {"source file": at["source"], "baseline file": at["baseline"]}
@@ -337,7 +338,7 @@ def _run_model(
         translator = _load(context)
         with option_names():
             options = translator.completed(options)
-        lang = at["lang"] or translator.bundles[0].meta.get("target_lang")
+        lang = at["lang"] or _target_language(translator.bundles[0])
         tokenizer = _chosen_tokenizer(at["tokenize"], lang)
         if not at["as_json"]:
             say(_setting(translator, options))
@@ -353,6 +354,13 @@ def _run_model(
     result |= {"lang": lang, "tokenizer": tokenizer}
     result |= _likelihood(translator, sources, reference, options.max_source_length)
     return hyps
+
+
+def _target_language(bundle: ModelBundle) -> str | None:
+    lang = bundle.meta.get("target_lang")
+    if lang is not None and not isinstance(lang, str):
+        raise CheckpointError(f"{bundle.path}: the target_lang of meta.json is damaged.")
+    return lang
 
 
 def _setting(translator: Translator, options: TranslateOptions) -> str:

@@ -19,6 +19,7 @@ import errno
 import gzip
 import hashlib
 import io
+import json
 import os
 import secrets
 import shutil
@@ -185,6 +186,32 @@ def _unpacked(file: io.BufferedReader[Any], path: TextPath) -> Iterator[BinaryIO
         yield cast(BinaryIO, stream)
 
 
+def load_json(path: TextPath, limit: int) -> Any:
+    """What a plain JSON file of at most `limit` bytes holds.
+
+    A stranger may have made it. OSError for any other kind of file: a pipe would be waited for, a
+    terabyte would fill the memory. ValueError for other text, and where one object has a name
+    twice: each reader takes another one.
+    """
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise OSError(errno.EINVAL, "it is no plain file")
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise OSError(errno.EFBIG, f"it is larger than {limit >> 20} MB")
+        data = file.read(limit)
+    try:
+        return json.loads(data, object_pairs_hook=_unrepeated)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("one object has a name twice")
+    return content
+
+
 # ---- writing ----------------------------------------------------------------------------------
 
 
@@ -209,10 +236,13 @@ class LineWriter:
         return self
 
     def write(self, line: str) -> None:
-        """Write one line; line feeds and carriage returns inside it become spaces."""
+        """Write one line; line feeds and carriage returns inside it become spaces.
+
+        What is no character, as in the name of a file that is not UTF-8, is spelled out.
+        """
         assert self._stream is not None, "LineWriter is used outside its with block"
         try:  # spelled out: a context manager here would double the cost of a line
-            self._stream.write(one_line(line).encode("utf-8") + b"\n")
+            self._stream.write(one_line(line).encode("utf-8", "backslashreplace") + b"\n")
         except OSError as error:
             raise _refusal(self._path, error) from None
         self.count += 1
@@ -237,9 +267,10 @@ class LineWriter:
 def require_writable(path: TextPath) -> None:
     """Raise now what writing the file would raise: no such folder, no right to write there.
 
-    For whoever would otherwise learn it after hours of work; "-" is stdout and always passes.
+    For whoever would otherwise learn it after hours of work; "-" is stdout, which may be closed.
     """
     if os.fspath(path) == "-":
+        _require_stdout()
         return
     real = Path(os.path.realpath(path))
     if real.is_dir():
@@ -251,6 +282,11 @@ def require_writable(path: TextPath) -> None:
     else:
         return
     raise _refusal(Path(path), OSError(problem, os.strerror(problem)))
+
+
+def _require_stdout() -> None:
+    if sys.stdout is None:
+        raise DataError("Standard output is closed; give an output file.")
 
 
 def write_lines(path: TextPath | None, lines: Iterable[str]) -> int:
@@ -309,8 +345,7 @@ def _refusal(path: Path | None, error: OSError) -> Exception:
 @contextlib.contextmanager
 def _output_stream(path: Path | None) -> Iterator[IO[bytes]]:
     if path is None:
-        if sys.stdout is None:
-            raise DataError("Standard output is closed; give an output file.")
+        _require_stdout()
         sys.stdout.flush()
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()

@@ -24,7 +24,7 @@ from mttrain.checkpoint import TrainState
 from mttrain.config import RunConfig
 from mttrain.dataset import Batch, TranslationDataset, batch_loader, epoch_plan
 from mttrain.distributed import World
-from mttrain.errors import TrainingError
+from mttrain.errors import CheckpointError, TrainingError
 from mttrain.model import Transformer
 from mttrain.progress import Interrupt, Progress, Window, limit_reached
 from mttrain.runlog import RunLog
@@ -127,6 +127,11 @@ class Trainer:
         progress = self.progress
         self.sampler.set_position(progress.epoch, progress.batches)
         plan = self.sampler.plan
+        if progress.batches >= len(plan):
+            raise CheckpointError(
+                f"the training state is {progress.batches} batches into an epoch of {len(plan)}: "
+                "it is damaged, or of another corpus. Start again with --fresh."
+            )
         if progress.batches == 0:
             self._log_epoch(plan)
         divisors = plan.update_tokens(self._batches_per_update, progress.batches).tolist()

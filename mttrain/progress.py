@@ -6,13 +6,15 @@ resuming needs, because nothing else in training has a state of its own.
 
 from __future__ import annotations
 
+import math
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from mttrain.config import TrainConfig
+from mttrain.errors import CheckpointError
 from mttrain.metrics import Score
 
 
@@ -58,8 +60,24 @@ class Progress:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Progress:
-        """Inverse of `dataclasses.asdict`."""
-        return cls(**{**values, "window": Window(**values["window"])})
+        """Inverse of `dataclasses.asdict`; CheckpointError for values that no run can have."""
+        window = Window(**_plain(Window, values.get("window")))
+        rest = {name: value for name, value in values.items() if name != "window"}
+        return cls(**_plain(cls, rest), window=window)
+
+
+def _plain(kind: type[Progress | Window], values: Any) -> dict[str, Any]:
+    """The values, when they are numbers of the types that the fields have."""
+    defaults = {field.name: field.default for field in fields(kind)}
+    if not isinstance(values, dict) or not values.keys() <= defaults.keys():
+        raise CheckpointError("the training state has other fields than a run of this version.")
+    for name, value in values.items():
+        whole = type(value) is int and 0 <= value < 2**63
+        number = type(value) is float and math.isfinite(value)
+        absent = value is None and defaults[name] is None
+        if not (whole or absent or (number and type(defaults[name]) is not int)):
+            raise CheckpointError(f"the training state is damaged: {name} is {str(value)[:40]!r}.")
+    return values
 
 
 def limit_reached(

@@ -5,8 +5,9 @@
     run/checkpoints/.tmp-*, .old-*  leftovers of a save that was killed; removed by `prune`
 
 The index names folders beside it and holds no path, so a run can be moved or copied; there are no
-links. Files are JSON, of limited size when read: nobody's index or meta.json can do more than be
-refused. Nothing here needs torch.
+links. What it says of a checkpoint stands in that one's meta.json too, from which `mend_index`
+makes it again. Files are JSON, of limited size when read: nobody's index or meta.json can do more
+than be refused. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mttrain.corpus import atomic_write_text
+from mttrain.corpus import atomic_write_text, load_json
 from mttrain.errors import CheckpointError, DataError
 
 WEIGHTS, META, INDEX = "model.safetensors", "meta.json", "index.json"
@@ -94,33 +95,86 @@ def write_index(run_dir: Path, index: Index) -> None:
         atomic_write_text(path, finite_json(content))
 
 
+def mend_index(run_dir: Path, metric: str) -> str | None:
+    """Put into the index what a save did not live to write; make it again when it is unreadable.
+
+    A save gives the checkpoint its name first. Killed before the index is written, it leaves a
+    checkpoint whose scores only its own meta.json knows, and which is not validated a second time.
+    Returns what was wrong with the file, or None. Only for whoever holds the lock of the run.
+    """
+    folder, problem = run_dir / "checkpoints", None
+    restore_replaced(folder)
+    try:
+        old = read_index(run_dir) if (folder / INDEX).exists() else Index(metric)
+    except CheckpointError as error:
+        old, problem = Index(metric), str(error)
+    index = old
+    for name in checkpoint_names(run_dir):
+        # The last one too: it may have been saved once more, with scores.
+        if old.last is None or _number(name) >= _number(old.last):
+            scores = _scores_in_meta(folder / name)
+            if scores is not None and scores != old.scores.get(name):
+                index = index.added(name, scores)
+    if problem is not None or index != old:
+        write_index(run_dir, index)
+    return problem
+
+
+def _scores_in_meta(folder: Path) -> dict[str, float] | None:
+    """The scores that a checkpoint was saved with; None when its meta.json is damaged."""
+    try:
+        scores = typed_field(read_json(folder / META), "scores", dict, folder / META)
+    except CheckpointError:
+        return None
+    return {metric: value for metric, value in scores.items() if _is_number(value)}
+
+
 def prune(
     run_dir: Path, keep: Collection[str], *, keep_state: Collection[str] | None = None
 ) -> None:
-    """Remove the `step-*` checkpoints not named in `keep`, and leftovers of killed saves.
+    """Remove the `step-*` checkpoints named in neither collection, and leftovers of killed saves.
 
-    Of those kept, the ones not in `keep_state` lose their training state (None: all keep it).
+    Those that are kept and not in `keep_state` lose their training state (None: all keep it).
     """
     folder = run_dir / "checkpoints"
     restore_replaced(folder)
-    for path in _folders(folder):
+    for path in list(folder.iterdir()) if folder.is_dir() else []:
+        strip = keep_state is not None and path.name not in keep_state
         if path.name.startswith((".tmp-", ".old-")):
-            shutil.rmtree(path, ignore_errors=True)
-        elif _STEP.fullmatch(path.name) and path.name not in keep:
+            remove_leftover(path)
+        elif not _STEP.fullmatch(path.name) or not path.is_dir():
+            continue
+        elif path.name not in keep and (strip or keep_state is None):
             # First out of sight: a kill in mid-removal must not leave half a checkpoint.
             hidden = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}")
             with write_refusals(path):
                 path.rename(hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
-        elif keep_state is not None and path.name not in keep_state:
-            for name in (STATE_VALUES, STATE_TENSORS):  # without the first there is no state
-                (path / name).unlink(missing_ok=True)
+            remove_leftover(hidden)
+        elif strip or not (path / STATE_VALUES).exists():
+            with write_refusals(path):
+                for name in (STATE_VALUES, STATE_TENSORS):  # without the first there is no state
+                    (path / name).unlink(missing_ok=True)
+
+
+def remove_leftover(path: Path) -> None:
+    """Remove a temporary file or folder; what cannot be removed now is left for the next time."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def checkpoint_names(run_dir: Path) -> list[str]:
     """Names of the `step-*` checkpoints of a run, oldest first."""
     names = [path.name for path in _folders(run_dir / "checkpoints") if _STEP.fullmatch(path.name)]
-    return sorted(names, key=lambda name: int(name.removeprefix("step-")))
+    return sorted(names, key=_number)
+
+
+def _number(name: str) -> int:
+    """The update of a `step-*` name; -1 for any other."""
+    found = _STEP.fullmatch(name)
+    return int(found[1]) if found else -1
 
 
 def resolve_model(path: str | Path) -> Path:
@@ -137,9 +191,14 @@ def resolve_model(path: str | Path) -> Path:
     if name is None:
         raise CheckpointError(f"{path} holds no checkpoint (no {META}, no checkpoints/).")
     folder = run_dir / "checkpoints" / name
+    replaced = folder.with_name(f".old-{name}")
+    if not (folder / META).is_file() and (replaced / META).is_file():
+        return replaced  # its replacement was killed between the two renames
     if not (folder / META).is_file():
         others = f"give one of {', '.join(names[-3:])} there" if names else "restore it"
         raise CheckpointError(f"{folder} is named by {INDEX} but incomplete or missing; {others}.")
+    if folder.is_symlink():
+        raise CheckpointError(f"{folder} is a link, which {INDEX} may not name; give its own path.")
     return folder
 
 
@@ -168,14 +227,10 @@ def finite_json(content: Mapping[str, Any]) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file of limited size."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_JSON_LIMIT + 1)
-        if len(data) > _JSON_LIMIT:
-            raise CheckpointError(f"{path} is larger than {_JSON_LIMIT >> 20} MB: not one of ours.")
-        content = json.loads(data)
+        content = load_json(path, _JSON_LIMIT)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot read it: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON: {str(error)[:100]}.") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds no JSON object.")
@@ -191,7 +246,14 @@ def typed_field(content: Mapping[str, Any], name: str, kind: type, path: Path) -
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether this is a number that a float can hold; 10^400 is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def is_name(name: object) -> bool:

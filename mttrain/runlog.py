@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from mttrain.errors import DataError
 
+_CLOSING = ("average", "test")  # kinds of records that come right before that of the end
 _PLAIN_EVERY = 30.0  # seconds between progress lines where there is no terminal
 
 
@@ -83,15 +84,31 @@ class RunLog:
             self._bar.close()
             self._bar = None
 
-    def truncate_after(self, step: int) -> None:
-        """Drop the records with a greater `step` and a torn last line; others stay as they are."""
+    def truncate_after(self, step: int, validated: int | None = None) -> None:
+        """Drop the records with a greater `step`, those of an end that was not reached, and a torn
+        last line; others stay as they are.
+
+        validated: the last update whose validation is in the state that goes on. An update may be
+        saved by a signal, validated after resuming, and its second save killed: then its validation
+        comes again, and the record of the first one goes.
+        """
         if self.path is None or not self.path.exists():
             return
-        kept = []
+        kept: list[bytes] = []
+        closing: list[bytes] = []  # the resumed run writes them again, unless the end follows
         for line in _whole_lines(self.path):
             record = _record(line)
-            if record is not None and not _later(record, step):
-                kept.append(line + b"\n")
+            if record is None or _later(record, step):
+                continue
+            if record.get("kind") in ("valid", "best") and _later(record, validated or step):
+                continue
+            if record.get("kind") in _CLOSING:
+                closing.append(line + b"\n")
+                continue
+            if record.get("kind") == "end":
+                kept += closing
+            closing = []
+            kept.append(line + b"\n")
         temporary = self.path.with_name(f".tmp-{os.getpid()}-{self.path.name}")
         try:
             with open(temporary, "wb") as file:

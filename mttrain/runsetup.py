@@ -12,10 +12,16 @@ changed key is one that may change; anything else in its place is left alone and
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import fcntl
 import os
 import re
+import secrets
 import shutil
+import signal
+import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -25,13 +31,22 @@ from mttrain.config import RunConfig, changed_keys, dump_config, load_config
 from mttrain.corpus import atomic_write_text, read_lines
 from mttrain.distributed import World
 from mttrain.errors import ConfigError, DataError
-from mttrain.rundir import LOG, SHARED, SOURCE, TARGET
+from mttrain.rundir import (
+    LOG,
+    SHARED,
+    SOURCE,
+    TARGET,
+    mend_index,
+    remove_leftover,
+    restore_replaced,
+)
 from mttrain.runlog import RunLog
 from mttrain.tokenizer import Tokenizer, train_tokenizer
 
 CONFIG = "config.yaml"
 MARK = "# The settings of a run, written by `mttrain train`; changing this file has no effect.\n"
 LOCK = ".lock"
+LEFTOVER = re.compile(r"\.tmp-\d+-([0-9a-f]{8}|log\.jsonl)")  # of a write that was killed
 STORE_FILE = re.compile(r"(train|valid|test)-[0-9a-f]{16}\..*|\.tmp-.*")
 
 MAY_CHANGE = (
@@ -70,12 +85,17 @@ def check_run_dir(config: RunConfig) -> list[str]:
     path = run_dir / CONFIG
     if is_run(run_dir):
         return _allowed_changes(load_config(path), config, run_dir)
-    if run_dir.exists() and any(entry.name != LOCK for entry in run_dir.iterdir()):
+    if run_dir.exists() and any(not _is_beginning(entry.name) for entry in run_dir.iterdir()):
         raise ConfigError(
             f"run_dir {run_dir} is not empty and holds no {CONFIG} of a run of ours; name another "
             "directory."
         )
     return []
+
+
+def _is_beginning(name: str) -> bool:
+    """Whether this may lie in the directory of a run that was killed before its config.yaml."""
+    return name == LOCK or LEFTOVER.fullmatch(name) is not None
 
 
 def check_text_files(config: RunConfig) -> None:
@@ -105,7 +125,7 @@ def is_run(run_dir: Path) -> bool:
     """Whether the directory is one that `mttrain train` made."""
     try:
         with open(run_dir / CONFIG, encoding="utf-8") as file:
-            return file.readline() == MARK
+            return file.readline(len(MARK) + 1) == MARK
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -113,19 +133,44 @@ def is_run(run_dir: Path) -> bool:
 def make_run_dir(config: RunConfig, *, fresh: bool) -> IO[str]:
     """Make the directory of a new run, or take over an old one; `fresh` empties that first.
 
-    The file that is returned holds the lock: while it is open, no other process trains here.
+    What a process that was killed here left behind is put right. The file that is returned holds
+    the lock: while it is open, no other process trains here.
     """
     run_dir = Path(config.run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = _locked(run_dir)
-        if fresh and is_run(run_dir):
-            _remove_run(run_dir)
-        if not is_run(run_dir):
-            write_config(config)
+        try:
+            if fresh and is_run(run_dir):
+                _remove_run(run_dir)
+            _put_right(config)
+            if not is_run(run_dir):
+                write_config(config)
+        except BaseException:
+            lock.close()
+            raise
     except OSError as error:
         raise ConfigError(f"run_dir {run_dir}: cannot write there: {error.strerror}.") from None
     return lock
+
+
+def _put_right(config: RunConfig) -> None:
+    """Remove temporary files, and bring the index of the checkpoints up to date; needs the lock."""
+    run_dir = Path(config.run_dir)
+    for path in run_dir.iterdir():
+        if LEFTOVER.fullmatch(path.name):
+            remove_leftover(path)
+    if config.data.cache_dir is None:  # a cache may be shared with an encoder at work
+        for path in (run_dir / "data").glob(".tmp-*"):
+            remove_leftover(path)
+    checkpoints = run_dir / "checkpoints"
+    restore_replaced(checkpoints)
+    for pattern in (".tmp-*", ".old-*"):
+        for path in checkpoints.glob(pattern):
+            remove_leftover(path)
+    problem = mend_index(run_dir, config.train.best_metric)
+    if problem is not None:
+        RunLog(None).say(f"warning: {problem} It was made again from the checkpoints.")
 
 
 def write_config(config: RunConfig) -> None:
@@ -148,18 +193,53 @@ def _locked(run_dir: Path) -> IO[str]:
             f"run_dir {run_dir} is in use by another training (process {owner}); wait for it, or "
             "choose another run_dir."
         ) from None
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
+    _locks.add(lock)
+    _trainers.add(os.getpid())
+    try:
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            lock.close()
+        raise
     return lock
+
+
+_locks: weakref.WeakSet[IO[str]] = weakref.WeakSet()
+_SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
+
+
+def _leave_the_run() -> None:
+    """In a process forked from one that trains, a loader worker: let go of the lock, end with it.
+
+    The open file is inherited and with it the lock: the next start after a kill was refused in the
+    name of a dead process. torch's workers look whether their parent is there, every five seconds,
+    and take for it whoever is when they are ready: a kill before that left them for ever.
+    """
+    held = [lock for lock in _locks if not lock.closed]
+    for lock in held:
+        lock.close()
+    if held and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
+        if os.getppid() not in _trainers:
+            os._exit(1)
+
+
+_trainers: set[int] = set()  # the process that took the locks
+os.register_at_fork(after_in_child=_leave_the_run)
 
 
 def _remove_run(run_dir: Path) -> None:
     """Remove the files of a run and nothing else that may lie in its directory."""
-    for name in (SHARED, SOURCE, TARGET, LOG):
-        (run_dir / name).unlink(missing_ok=True)
+    (run_dir / LOG).unlink(missing_ok=True)
     if (run_dir / "checkpoints").is_dir():
-        shutil.rmtree(run_dir / "checkpoints")
+        # In one step: of half the checkpoints a killed removal would leave a run to be resumed.
+        hidden = run_dir / f".tmp-{os.getpid()}-{secrets.token_hex(4)}"
+        (run_dir / "checkpoints").rename(hidden)
+        shutil.rmtree(hidden)
+    for name in (SHARED, SOURCE, TARGET):
+        (run_dir / name).unlink(missing_ok=True)
     store = run_dir / "data"
     if store.is_dir():
         for path in store.iterdir():

@@ -30,7 +30,7 @@ from mttrain.errors import ConfigError
 from mttrain.languages import suggested_code
 from mttrain.yamlio import Fault, KeyPath, Spot, Tree, dotted, plain_scalar
 
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_DURATION = re.compile("".join(rf"(?:([0-9]{{1,12}}){unit})?" for unit in "dhms"))
 _DURATION_UNITS = (86400, 3600, 60, 1)
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+)?")
 
@@ -55,7 +55,7 @@ def _storable(value: object) -> object:
 
 def _duration(value: object) -> object:
     value = _whole(value)
-    if value is None or (type(value) is int and value > 0):
+    if value is None or (type(value) is int and 0 < value < 2**63):
         return value
     if isinstance(value, str) and value and _DURATION.fullmatch(value) and seconds(value) > 0:
         return value
@@ -102,7 +102,7 @@ def _as_tuple(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_storable)]
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(_whole), Field(lt=2**63)]  # 1e300 is one, too
 Positive = Annotated[Whole, Field(ge=1)]
 NotNegative = Annotated[Whole, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]

@@ -37,6 +37,7 @@ from mttrain.corpus import (
     sync_directory,
 )
 from mttrain.errors import DataError
+from mttrain.rundir import remove_leftover
 from mttrain.tokenizer import EOS_ID, Tokenizer
 
 Split = Literal["train", "valid", "test"]
@@ -275,7 +276,7 @@ def _write_aside(directory: Path, index_path: Path) -> Iterator[Path]:
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob(".tmp-*"):  # left by a process that was killed
             if time.time() - old.stat().st_mtime > _ABANDONED:
-                shutil.rmtree(old, ignore_errors=True)
+                remove_leftover(old)
         folder = Path(tempfile.mkdtemp(prefix=f".tmp-{index_path.stem}-", dir=directory))
         yield folder
         sync_directory(directory)

@@ -26,13 +26,12 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from mttrain.corpus import atomic_write_text
+from mttrain.corpus import atomic_write_text, load_json
 from mttrain.errors import ConfigError, DataError, TokenizerError
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
@@ -49,6 +48,7 @@ if hasattr(os, "register_at_fork"):
 
 # A merge seen once is a copy of one place in the text.
 _MIN_FREQUENCY = 2
+_LARGEST_FILE = 64 << 20  # bytes: a vocabulary of half a million entries
 _BLOCK = 2000  # lines handed over at a time: threads stay busy, memory stays small
 
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー〆ｰ"
@@ -129,17 +129,19 @@ class Tokenizer:
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """Read a tokenizer.json; whatever is wrong with it is told as one TokenizerError."""
         try:
-            data = json.loads(Path(path).read_bytes())
+            data = load_json(path, _LARGEST_FILE)
         except OSError as error:
             raise TokenizerError(f"{path}: cannot read the tokenizer: {error.strerror}.") from None
-        except (ValueError, RecursionError):
-            raise TokenizerError(f"{path}: not a tokenizer file (no valid JSON).") from None
+        except ValueError as error:
+            reason = f"no valid JSON: {str(error)[:100]}"
+            raise TokenizerError(f"{path}: not a tokenizer file ({reason}).") from None
         try:
             return cls(*_checked_parts(data))
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from None
         except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(f"{path}: not a usable tokenizer file: {error}.") from None
+            reason = " ".join(str(error).split())[:200]
+            raise TokenizerError(f"{path}: not a usable tokenizer file: {reason}.") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write tokenizer.json in one step; equal tokenizers give equal bytes."""

@@ -99,6 +99,9 @@ def plain_scalar(text: str) -> str | int | float | bool | None:
     return text
 
 
+_LARGEST = 256 << 10  # bytes of a file: thousands of lines
+
+
 class _Loader(yaml.SafeLoader):
     """PyYAML up to the node graph; the tag of a scalar says only whether it was quoted."""
 
@@ -121,12 +124,15 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(path: str | Path) -> Tree:
     """Read a file; raise YamlProblem when it is missing, not UTF-8 or not YAML."""
     try:
-        data = Path(path).read_bytes()
+        with open(path, "rb") as file:
+            data = file.read(_LARGEST + 1)
     except FileNotFoundError:
         raise YamlProblem(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise YamlProblem(f"{path}: cannot be read: {reason}") from None
+    if len(data) > _LARGEST:
+        raise YamlProblem(f"{path}: is larger than {_LARGEST >> 10} KB: no configuration")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -10,9 +10,9 @@ from torch import Tensor
 from mttrain import attention, loss
 from mttrain.config import ModelConfig, OptimConfig
 from mttrain.dataset import Batch
-from mttrain.update import StepModule
 from mttrain.model import Transformer
 from mttrain.optim import build_optimizer
+from mttrain.update import StepModule
 
 VOCAB, ROWS, CELLS = 300, 12, 90
 
