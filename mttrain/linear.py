@@ -7,13 +7,13 @@ bias and ReLU cost no pass of their own. With AVX2 alone they are equal, so ther
 other types the layer is `F.linear`.
 
 oneDNN compiles a kernel for each shape and keeps 0.7 MB for it, and the batches of a corpus have
-hundreds of numbers of rows. So rows are rounded up, to at most 16 numbers in each doubling: what
+hundreds of numbers of rows. So rows are rounded up, to one of 4 numbers in each doubling: what
 makes the input of a linear layer here gives it room (`roomy`), memory behind the last row that is
-read, multiplied, and thrown away. An input without room goes to MKL.
+read, multiplied, and thrown away. An input without room, or far from the next number, goes to MKL.
 
-Price: up to 6 %, on average 2 %, more rows; the room itself; a copy behind each layer norm; and a
-backward written out. The gradient of the weight stays with MKL: oneDNN would first turn the
-gradient of the output round in memory.
+Price: up to an eighth more rows; the room itself; a copy behind each layer norm; and a backward
+written out. The gradient of the weight stays with MKL: oneDNN would first turn the gradient of the
+output round in memory.
 
 Shapes: N rows, `in` and `out` widths.
 """
@@ -37,8 +37,8 @@ HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and all(  # type: ignore
 )
 
 
-_FEWEST = 256  # rows below which a kernel of its own for each shape does not pay
-_STEPS = 16  # numbers of rows in each doubling
+_FEWEST = 128  # rows below which a kernel of its own for each shape does not pay
+_STEPS = 4  # numbers of rows in each doubling
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
@@ -93,11 +93,11 @@ def _rounded(rows: int) -> int:
 
 
 def _whole(x: Tensor) -> Tensor | None:
-    """x [N, in] with the room behind it; None: there is none, or the rows are too few."""
+    """x [N, in] with the room behind it; None: there is none, or it would not pay."""
     rows, width = x.shape
-    if rows < _FEWEST or not x.is_contiguous():
-        return None
     wanted = _rounded(rows)
+    if rows < _FEWEST or wanted > rows + rows // 8 or not x.is_contiguous():
+        return None
     end = (x.storage_offset() + wanted * width) * x.element_size()
     return (
         x.as_strided((wanted, width), (width, 1)) if x.untyped_storage().nbytes() >= end else None

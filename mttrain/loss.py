@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from mttrain.linear import product
 
-CHUNK_ELEMENTS_CPU = 1 << 21  # 8 MB of float32 logits: stay in the caches
+CHUNK_ELEMENTS_CPU = 1 << 20  # 4 MB of float32 logits: stay in the caches
 CHUNK_ELEMENTS_DEVICE = 1 << 26  # on a GPU few large kernels win
 
 
@@ -89,7 +89,7 @@ class _ProjectedLoss(torch.autograd.Function):
 
 def _chunks(hidden: Tensor, vocab: int) -> list[tuple[int, int]]:
     elements = CHUNK_ELEMENTS_CPU if hidden.device.type == "cpu" else CHUNK_ELEMENTS_DEVICE
-    size = max(64, elements // vocab // 64 * 64)
+    size = max(64, elements // vocab // 32 * 32)
     return [(start, min(start + size, len(hidden))) for start in range(0, len(hidden), size)]
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +44,7 @@ from mttrain.machine import prepare_cpu
 from mttrain.metrics import Score
 from mttrain.model import Transformer
 from mttrain.progress import Progress, TrainResult
-from mttrain.rundir import LOWER_IS_BETTER
+from mttrain.rundir import LOWER_IS_BETTER, remove_whole
 from mttrain.runlog import RunLog
 from mttrain.runsetup import (
     tokenizers_of_run,
@@ -191,7 +190,7 @@ class Run:
         self.world.barrier()  # every rank has read before the first one removes
         if self.world.is_main:
             self._forget_later(progress.update)
-            self.log.truncate_after(progress.update)
+            self.log.truncate_after(progress.update, progress.validated)
             write_config(self.config)
         self.log.event("resume", step=progress.update, changes=list(self.changes), cpu=self.cpu)
         for change in self.changes:
@@ -272,6 +271,9 @@ class Run:
         validated = progress.validated == progress.update
         if self.world.is_main:
             scores = self.scores if validated else {}
+            name = f"step-{progress.update:08d}"
+            if improved:  # before the save: after it, a kill between the two would lose the record
+                self.log.event("best", step=progress.update, checkpoint=name, **scores)
             path = save_checkpoint(
                 self.run_dir,
                 progress.update,
@@ -285,8 +287,6 @@ class Run:
                 index = Index(metric=self.metric, scores=index.scores)
             index = index.added(path.name, scores)
             self._keep(index)
-            if improved:
-                self.log.event("best", step=progress.update, checkpoint=path.name, **scores)
         self.world.barrier()
 
     def _meta(self, scores: dict[str, float]) -> dict[str, Any]:
@@ -368,7 +368,7 @@ class Run:
         if better:
             return self._keep_average(mean.values)
         if self.world.is_main and (folder / AVERAGE).exists():
-            shutil.rmtree(folder / AVERAGE)  # of an earlier end of this run
+            remove_whole(folder / AVERAGE)  # of an earlier end of this run
         return best
 
     def _evaluate(self, model: Transformer) -> Evaluation:

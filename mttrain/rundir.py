@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import secrets
 import shutil
@@ -145,15 +146,23 @@ def prune(
         elif not _STEP.fullmatch(path.name) or not path.is_dir():
             continue
         elif path.name not in keep and (strip or keep_state is None):
-            # First out of sight: a kill in mid-removal must not leave half a checkpoint.
-            hidden = path.with_name(f".tmp-{path.name}-{secrets.token_hex(4)}")
-            with write_refusals(path):
-                path.rename(hidden)
-            remove_leftover(hidden)
+            remove_whole(path)
         elif strip or not (path / STATE_VALUES).exists():
             with write_refusals(path):
                 for name in (STATE_VALUES, STATE_TENSORS):  # without the first there is no state
                     (path / name).unlink(missing_ok=True)
+
+
+def remove_whole(folder: Path, into: Path | None = None) -> None:
+    """Remove a folder in one step: of half of it, a killed removal would leave something to be read.
+
+    into: the directory where its temporary name lies; its own one, unless it is told. CheckpointError
+    when the folder cannot be moved.
+    """
+    hidden = (into or folder.parent) / f".tmp-{os.getpid()}-{secrets.token_hex(4)}"
+    with write_refusals(folder):
+        folder.rename(hidden)
+    remove_leftover(hidden)
 
 
 def remove_leftover(path: Path) -> None:

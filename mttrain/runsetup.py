@@ -17,7 +17,6 @@ import ctypes
 import fcntl
 import os
 import re
-import secrets
 import shutil
 import signal
 import sys
@@ -38,6 +37,7 @@ from mttrain.rundir import (
     TARGET,
     mend_index,
     remove_leftover,
+    remove_whole,
     restore_replaced,
 )
 from mttrain.runlog import RunLog
@@ -60,6 +60,7 @@ MAY_CHANGE = (
     "train.max_time",
     "train.device",
     "train.precision",
+    "train.max_bad_updates",
     "train.valid_every",
     "train.valid_beam",
     "train.valid_samples",
@@ -234,10 +235,7 @@ def _remove_run(run_dir: Path) -> None:
     """Remove the files of a run and nothing else that may lie in its directory."""
     (run_dir / LOG).unlink(missing_ok=True)
     if (run_dir / "checkpoints").is_dir():
-        # In one step: of half the checkpoints a killed removal would leave a run to be resumed.
-        hidden = run_dir / f".tmp-{os.getpid()}-{secrets.token_hex(4)}"
-        (run_dir / "checkpoints").rename(hidden)
-        shutil.rmtree(hidden)
+        remove_whole(run_dir / "checkpoints", into=run_dir)
     for name in (SHARED, SOURCE, TARGET):
         (run_dir / name).unlink(missing_ok=True)
     store = run_dir / "data"

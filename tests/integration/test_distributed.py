@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mttrain.checkpoint import load_model
-from mttrain.config import dump_config
+from mttrain.config import dump_config, load_config
 from mttrain.runlog import read_log
 from mttrain.trainer import train
 from tests.integration.training_help import (
@@ -22,6 +22,7 @@ from tests.integration.training_help import (
     wait_for_updates,
     write_pairs,
 )
+from tests.system.compare_help import differences
 
 STEPS = 350  # long enough to be stopped on the way
 
@@ -116,3 +117,13 @@ def test_same_log(both: tuple[Path, Path]) -> None:
         for one, two in zip(*rows, strict=True):
             for key in keys:
                 assert one[key] == pytest.approx(two[key], rel=1e-3, abs=1e-3), (kind, key)
+
+
+@pytest.mark.slow
+def test_stopped_job_equals_the_uninterrupted_one(both: tuple[Path, Path], tmp_path: Path) -> None:
+    """D08, R02, R14, R18: two processes that were stopped and started again, to the bit."""
+    config = load_config(both[1] / "config.yaml")
+    path = tmp_path / "whole.yaml"
+    path.write_text(dump_config(config.model_copy(update={"run_dir": str(tmp_path / "run")})))
+    finish(launch(path))
+    assert differences(both[1], tmp_path / "run", STEPS) == []

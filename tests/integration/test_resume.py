@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from mttrain.checkpoint import load_model, load_train_state, read_index
 from mttrain.loop import Trainer
-from mttrain.runlog import read_log
 from mttrain.trainer import train
 from tests.integration.training_help import random_sentences, tiny_config, write_pairs
+from tests.system.compare_help import differences, records, state
 
-CLOCK = {"time", "seconds", "tokens_per_second", "waiting", "elapsed"}
 STEPS = 14
 
 
@@ -26,28 +24,6 @@ def data(folder: Path, **more: Any) -> dict[str, Any]:
         "valid": write_pairs(folder, "valid", [(line, line) for line in lines[:8]]),
         **more,
     }
-
-
-def records(run: Path) -> list[dict[str, Any]]:
-    """What was trained and found, without what a clock makes."""
-    return [
-        {key: value for key, value in record.items() if key not in CLOCK}
-        for record in read_log(run / "log.jsonl")
-        if record["kind"] in ("train", "valid", "epoch")
-    ]
-
-
-def state(run: Path, step: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Weights and optimiser; and the numbers of the run."""
-    folder = run / "checkpoints" / f"step-{step:08d}"
-    saved = load_train_state(folder)
-    tensors = dict(saved.tensors)
-    for name, parameter in load_model(folder).model.named_parameters():
-        tensors[name] = parameter.detach()
-    values = dict(saved.values)
-    progress = {k: v for k, v in values.pop("progress").items() if k not in CLOCK}
-    progress["window"] = {k: v for k, v in progress["window"].items() if k not in CLOCK}
-    return tensors, {**values, **progress}
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, method: str, update: int, *, before: bool) -> None:
@@ -82,7 +58,7 @@ def test_stopped_after_every_update(
         "keep_last": 2, "average": 2,
     }  # fmt: skip
     whole = train(tiny_config(tmp_path / "whole", text, train=settings)).run_dir
-    epochs = [record for record in records(whole) if record["kind"] == "epoch"]
+    epochs = records(whole, "epoch")
     assert len(epochs) > 2 and epochs[0]["batches"] % 2 == 1, "no group is cut short by an edge"
     config = tiny_config(tmp_path / "cut", text, train=settings)
     for update in range(1, STEPS):
@@ -91,12 +67,7 @@ def test_stopped_after_every_update(
             assert train(config).reason == "SIGTERM"
     cut = train(config)
     assert cut.reason == "max_steps"
-    assert records(cut.run_dir) == records(whole)
-    (first, numbers), (second, others) = state(whole, STEPS), state(cut.run_dir, STEPS)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert numbers == others
-    assert read_index(cut.run_dir) == read_index(whole)
+    assert differences(cut.run_dir, whole, STEPS) == []
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -112,10 +83,7 @@ def test_stopped_around_a_validation(
         stop_at(patch, "_validate" if before else "_save", 3, before=True)
         assert train(config).reason == "SIGTERM"
     cut = train(config).run_dir
-    assert records(cut) == records(whole)
-    first, second = state(whole, 6), state(cut, 6)
-    assert all(torch.equal(first[0][name], second[0][name]) for name in first[0])
-    assert first[1] == second[1] and read_index(cut) == read_index(whole)
+    assert differences(cut, whole, 6) == []
 
 
 def test_more_steps_on_a_finished_run(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mttrain.errors import CheckpointError
 from mttrain.runlog import read_log
 
 CLOCK = frozenset({"time", "seconds", "tokens_per_second", "waiting", "elapsed"})
-ONCE = ("corpus", "begin", "epoch", "train", "valid", "average", "test", "end")
+ONCE = ("corpus", "begin", "epoch", "train", "valid", "best", "average", "test", "end")
 DAMAGES = ("cut", "flip", "empty")
 
 
@@ -39,11 +39,7 @@ def state(run: Path, step: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]
 
 
 def differences(run: Path, whole: Path, step: int) -> list[str]:
-    """In what a finished run is not the uninterrupted one; nothing, if all is well.
-
-    An update that a signal saved, and whose second save, with its scores, was killed, is validated
-    once more; its record may be there twice.
-    """
+    """In what a finished run is not the uninterrupted one; nothing, if all is well."""
     found = []
     (first, numbers), (second, others) = state(run, step), state(whole, step)
     if first.keys() != second.keys():
@@ -56,12 +52,9 @@ def differences(run: Path, whole: Path, step: int) -> list[str]:
             [{k: v for k, v in record.items() if k != "config"} for record in records(path, kind)]
             for path in (run, whole)
         )
-        if kind == "valid":
-            mine = [record for at, record in enumerate(mine) if record not in mine[:at]]
         if mine != theirs:
             steps = ([record.get("step") for record in side] for side in (mine, theirs))
             found.append("records of {}: steps {} and {}".format(kind, *steps))
-    found += _best_records(run, whole)
     return found
 
 
@@ -72,13 +65,6 @@ def _index(run: Path, whole: Path) -> list[str]:
     kept = {name: scores for name, scores in mine.scores.items() if name not in older}
     same = replace(mine, scores=kept) == theirs
     return [] if same else [f"index: {mine} is not {theirs}"]
-
-
-def _best_records(run: Path, whole: Path) -> list[str]:
-    """A process that dies between checkpoint and record leaves one out; none may be there twice."""
-    mine, theirs = records(run, "best"), records(whole, "best")
-    wrong = [record for record in mine if record not in theirs or mine.count(record) > 1]
-    return [f"records of best: {wrong}"] if wrong else []
 
 
 def wounds(run: Path) -> list[str]:
