@@ -154,10 +154,10 @@ def prune(
 
 
 def remove_whole(folder: Path, into: Path | None = None) -> None:
-    """Remove a folder in one step: of half of it, a killed removal would leave something to be read.
+    """Remove a folder in one step, so that a kill leaves no half of it that could be read.
 
-    into: the directory where its temporary name lies; its own one, unless it is told. CheckpointError
-    when the folder cannot be moved.
+    into: the directory of its temporary name, its own one unless told. CheckpointError when it
+    cannot be moved.
     """
     hidden = (into or folder.parent) / f".tmp-{os.getpid()}-{secrets.token_hex(4)}"
     with write_refusals(folder):

@@ -91,5 +91,9 @@ class Synthetic(Dataset[Example]):
     def __len__(self) -> int:
         return len(self.source_lengths)
 
+    def locate(self, index: int) -> str:
+        """Where the pair stands: nowhere."""
+        return f"pair {index}"
+
     def __getitem__(self, index: int) -> Example:
         return Example(self.ids[0, index], self.ids[1, index], index)
