@@ -22,6 +22,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 import bench  # noqa: E402
 import bench_matmul  # noqa: E402
+import bench_ours  # noqa: E402
 import bench_peers  # noqa: E402
 import bench_setup  # noqa: E402
 import bench_text  # noqa: E402
@@ -200,3 +201,13 @@ def test_measures_training(corpus: Path, tmp_path: Path) -> None:
     (measured,) = record["train"]["mttrain"]
     assert measured["rate"] > 0 and measured["peak_mb"] > 50
     assert "| mttrain" in answer.stdout and "not measured" not in answer.stdout
+
+
+def test_measures_sentences_of_one_length(tmp_path: Path) -> None:
+    """Stops a change of the trainer from leaving the random corpus behind, which has no padding."""
+    threads = torch.get_num_threads()
+    setup = bench_setup.Setup(
+        work=str(tmp_path), size="mini", vocab=300, threads=threads, seconds=0.0, warmup=0.0
+    )
+    found = bench_ours.train(setup, length=20)
+    assert found["rate"] > 0 and found["padding"] == [0.0, 0.0]
