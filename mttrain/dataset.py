@@ -10,9 +10,13 @@ skipped as pairs, once, when the store is made. Which pairs share a batch is the
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +33,8 @@ from mttrain.corpus import read_pairs
 from mttrain.errors import DataError
 from mttrain.store import EncodedCorpus, Split, map_array, open_store
 from mttrain.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
+
+_SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 
 
 class Example(NamedTuple):
@@ -210,15 +216,23 @@ def batch_loader(
         num_workers=workers,
         persistent_workers=workers > 0,
         pin_memory=pin_memory,
-        worker_init_fn=_quiet_worker,
+        worker_init_fn=partial(_quiet_worker, os.getpid()),
         generator=torch.Generator(),
     )
 
 
-def _quiet_worker(_: int) -> None:
-    """Signals are the parent's affair: it stops its workers, and one traceback is enough."""
+def _quiet_worker(parent: int, _: int) -> None:
+    """Signals are the parent's affair: it stops its workers, and one traceback is enough.
+
+    A worker ends with its parent at once. torch's own look whether it is there, every five seconds,
+    and take for it whoever is when they are ready: a kill before that left them for ever.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def _pad(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

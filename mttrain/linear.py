@@ -50,9 +50,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tenso
     return rows.view(*x.shape[:-1], -1)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
-    """x [N, in], weight [out, in], bias [out] -> the same [N, out], with room; no gradient."""
-    wide = _whole(x) if _onednn_is_faster(x, weight) else None
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [N, in] times the transpose of weight [out, in] -> [N, out]; no gradient."""
+    return _product(x, weight) if _onednn_is_faster(x, weight) else torch.mm(x, weight.t())
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
+    """Where oneDNN is faster: by oneDNN if x has room, and then the result has it too."""
+    wide = _whole(x)
     if wide is not None:
         return onednn_linear(wide, weight, bias, relu)[: x.shape[0]]
     out = torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
@@ -60,9 +65,11 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = 
 
 
 def roomy(like: Tensor, *shape: int) -> Tensor:
-    """Uninitialised [..., width] of the type and device of `like`, with room behind its rows."""
+    """Uninitialised [..., width] of the type and device of `like`; if a linear layer behind it can
+    use that, with room behind its rows."""
     rows = math.prod(shape[:-1])
-    return like.new_empty(_rounded(rows), shape[-1])[:rows].view(shape)
+    kept = _rounded(rows) if _onednn_is_faster(like, like) else rows
+    return like.new_empty(kept, shape[-1])[:rows].view(shape)
 
 
 def with_room(x: Tensor) -> Tensor:
@@ -76,7 +83,7 @@ def with_room(x: Tensor) -> Tensor:
 def onednn_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False
 ) -> Tensor:
-    """`product` by oneDNN, in float32 on a CPU; the weight may be packed."""
+    """x W^T + b, or its positive part, by oneDNN in float32 on a CPU; the weight may be packed."""
     out: Tensor = _MKLDNN._linear_pointwise(x, weight, bias, "relu" if relu else "none", [], "")
     return out
 
@@ -99,9 +106,9 @@ def _whole(x: Tensor) -> Tensor | None:
     if rows < _FEWEST or wanted > rows + rows // 8 or not x.is_contiguous():
         return None
     end = (x.storage_offset() + wanted * width) * x.element_size()
-    return (
-        x.as_strided((wanted, width), (width, 1)) if x.untyped_storage().nbytes() >= end else None
-    )
+    if x.untyped_storage().nbytes() < end:
+        return None
+    return x.as_strided((wanted, width), (width, 1))
 
 
 def _onednn_is_faster(x: Tensor, weight: Tensor) -> bool:
@@ -120,7 +127,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-        out = product(x, weight, bias, relu)
+        out = _product(x, weight, bias, relu)
         ctx.save_for_backward(x, weight, *([out] if relu else []))
         return out
 
@@ -132,7 +139,7 @@ class _Linear(torch.autograd.Function):
             grad = torch.ops.aten.threshold_backward.grad_input(
                 grad, out[0], 0, grad_input=roomy(grad, *grad.shape)
             )
-        grad_x = product(grad, weight.t()) if ctx.needs_input_grad[0] else None
+        grad_x = _product(grad, weight.t()) if ctx.needs_input_grad[0] else None
         return grad_x, torch.mm(grad.t(), x), grad.sum(0), None
 
 

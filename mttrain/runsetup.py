@@ -13,13 +13,10 @@ changed key is one that may change; anything else in its place is left alone and
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import re
 import shutil
-import signal
-import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +35,6 @@ from mttrain.rundir import (
     mend_index,
     remove_leftover,
     remove_whole,
-    restore_replaced,
 )
 from mttrain.runlog import RunLog
 from mttrain.tokenizer import Tokenizer, train_tokenizer
@@ -165,11 +161,10 @@ def _put_right(config: RunConfig) -> None:
         for path in (run_dir / "data").glob(".tmp-*"):
             remove_leftover(path)
     checkpoints = run_dir / "checkpoints"
-    restore_replaced(checkpoints)
+    problem = mend_index(run_dir, config.train.best_metric)  # before what it may need is removed
     for pattern in (".tmp-*", ".old-*"):
         for path in checkpoints.glob(pattern):
             remove_leftover(path)
-    problem = mend_index(run_dir, config.train.best_metric)
     if problem is not None:
         RunLog(None).say(f"warning: {problem} It was made again from the checkpoints.")
 
@@ -195,7 +190,6 @@ def _locked(run_dir: Path) -> IO[str]:
             "choose another run_dir."
         ) from None
     _locks.add(lock)
-    _trainers.add(os.getpid())
     try:
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
@@ -208,26 +202,18 @@ def _locked(run_dir: Path) -> IO[str]:
 
 
 _locks: weakref.WeakSet[IO[str]] = weakref.WeakSet()
-_SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 
 
 def _leave_the_run() -> None:
-    """In a process forked from one that trains, a loader worker: let go of the lock, end with it.
+    """In a process forked from one that trains, a loader worker: let go of the lock.
 
     The open file is inherited and with it the lock: the next start after a kill was refused in the
-    name of a dead process. torch's workers look whether their parent is there, every five seconds,
-    and take for it whoever is when they are ready: a kill before that left them for ever.
+    name of a dead process.
     """
-    held = [lock for lock in _locks if not lock.closed]
-    for lock in held:
+    for lock in list(_locks):
         lock.close()
-    if held and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
-        if os.getppid() not in _trainers:
-            os._exit(1)
 
 
-_trainers: set[int] = set()  # the process that took the locks
 os.register_at_fork(after_in_child=_leave_the_run)
 
 
