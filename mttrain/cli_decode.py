@@ -1,135 +1,54 @@
-"""The commands `translate` and `eval`, and the decoding options that they share.
-
-What the command line leaves open comes from the decode section that the model was trained with
-(kept in its meta.json), then from the defaults. Options that contradict each other, or that would
-have no effect, are refused before a model is loaded.
-"""
+"""The command `translate`."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
-import sys
-from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from mttrain.cli_checks import (
     MOST_THREADS,
-    SEARCH,
     at_least,
-    check_language,
-    check_target,
     must_exist,
-    option_name,
     option_names,
     prefix_file_named,
     refuse_overwriting,
     say,
     tell_waiting,
 )
-from mttrain.errors import CheckpointError, ConfigError, DataError, unequal_lines
+from mttrain.cli_options import (
+    Arithmetic,
+    BatchSize,
+    BatchTokens,
+    Beam,
+    Debug,
+    Device,
+    Heat,
+    Input,
+    MaxLength,
+    MaxSource,
+    MinLength,
+    Models,
+    NoRepeat,
+    Number,
+    Output,
+    Penalty,
+    Sample,
+    Seed,
+    SplitLong,
+    Threads,
+    TopK,
+    TopP,
+    given_options,
+    load_translator,
+    opt,
+    search_options,
+    shown,
+)
+from mttrain.errors import ConfigError
 
-if TYPE_CHECKING:
-    from mttrain.checkpoint import ModelBundle
-    from mttrain.translator import TranslateOptions, Translator
-
-
-# ---- options of more than one command ---------------------------------------------------------
-
-
-def opt(name: str, metavar: str | None, text: str) -> Any:
-    """An option with a help text; no metavar: a switch, or one of a few words."""
-    return typer.Option(name, metavar=metavar, help=text)
-
-
-Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16", "int8"])
 Format = StrEnum("Format", ["text", "jsonl"])
-Number = int | None
-Words = list[str] | None
-
-Debug = Annotated[bool, opt("--debug", None, "Show the traceback of an error.")]
-Input = Annotated[str, opt("--input", "F", 'Text, plain or gzip; "-" is stdin.')]
-Output = Annotated[str, opt("--output", "F", 'Result; "-" is stdout, .gz compresses.')]
-Models = Annotated[Words, opt("--model", "RUN", "Run or checkpoint directory; several: ensemble.")]
-Beam = Annotated[Number, opt("--beam", "K", "Hypotheses kept per sentence; 1: greedy.")]
-Penalty = Annotated[float | None, opt("--length-penalty", "A", "Rank by log-prob. / length^A.")]
-MaxLength = Annotated[Number, opt("--max-length", "N", "Output tokens (3 x source + 20).")]
-MinLength = Annotated[Number, opt("--min-length", "N", "Output tokens before the end.")]
-NoRepeat = Annotated[Number, opt("--no-repeat-ngram", "N", "No N tokens in a row come twice.")]
-Sample = Annotated[bool, opt("--sample", None, "Draw at random instead of searching.")]
-Heat = Annotated[float | None, opt("--temperature", "X", "With --sample: below 1 is safer.")]
-TopK = Annotated[Number, opt("--top-k", "N", "With --sample: the N likeliest tokens only.")]
-TopP = Annotated[float | None, opt("--top-p", "X", "With --sample: this share of the mass.")]
-Seed = Annotated[Number, opt("--seed", "S", "With --sample: of the draws.")]
-SplitLong = Annotated[bool, opt("--split-long", None, "Translate long lines by sentences.")]
-MaxSource = Annotated[
-    Number, opt("--max-source-length", "N", "Subwords read of a line (1000 or more).")
-]
-BatchTokens = Annotated[
-    Number, opt("--batch-tokens", "N", "Padded tokens of a batch: sentences x beam x longest.")
-]
-BatchSize = Annotated[Number, opt("--batch-size", "N", "Sentences of a batch; 1: line by line.")]
-# No default value, so that a given one can be told from none.
-Device = Annotated[str | None, opt("--device", "D", "cpu, cuda, cuda:N, mps or auto (auto).")]
-Arithmetic = Annotated[
-    Precision | None, opt("--precision", None, "Arithmetic of the model (auto); int8: on a CPU.")
-]
-Threads = Annotated[Number, opt("--threads", "N", "CPU threads (torch's choice).")]
-
-
-def _given(context: typer.Context, names: Sequence[str] = SEARCH) -> dict[str, Any]:
-    """The options that stand on the command line, by parameter name."""
-    values = {name: context.params.get(name) for name in names}
-    # `in (None, False)` would also drop a 0, which equals False.
-    return {name: v for name, v in values.items() if v is not None and v is not False}
-
-
-def _options(given: Mapping[str, Any], models: Sequence[str]) -> TranslateOptions:
-    """The search options: command line, then the first model's decode section, then defaults."""
-    from mttrain.checkpoint import read_meta, resolve_model
-    from mttrain.translator import TranslateOptions
-
-    sample = "sample" in given
-    if sample and "beam" in given:
-        raise ConfigError("--sample draws instead of searching: --beam has no effect; remove it.")
-    if "seed" in given and not sample:
-        raise ConfigError("--seed has an effect only together with --sample.")
-    folder = resolve_model(models[0])
-    saved = _saved_decoding(read_meta(folder).get("decode"), str(folder))
-    if sample:
-        saved.pop("beam", None)
-    with option_names():
-        return TranslateOptions(**{**saved, **given})
-
-
-def _load(context: typer.Context) -> Translator:
-    """The model or ensemble of --model, --device, --precision and --threads."""
-    from mttrain.translator import Translator
-
-    at = context.params
-    device = "auto" if at["device"] is None else at["device"]
-    precision = str(at["precision"] or "auto")
-    return Translator.load(at["model"], device=device, precision=precision, threads=at["threads"])
-
-
-def _saved_decoding(values: object, name: str) -> dict[str, Any]:
-    from pydantic import ValidationError
-
-    from mttrain.config import DecodeConfig
-
-    if values is None:
-        return {}
-    try:
-        return DecodeConfig.model_validate(values).model_dump()
-    except ValidationError:
-        raise CheckpointError(f"{name}: the decode section of meta.json is damaged.") from None
-
-
-# ---- translate --------------------------------------------------------------------------------
 
 
 def translate(
@@ -172,8 +91,8 @@ def translate(
     from mttrain.translations import Summary, output_lines
 
     require_writable(output)
-    options = _options(_given(context), model)
-    translator = _load(context)
+    options = search_options(given_options(context), model)
+    translator = load_translator(context)
     with option_names():
         options = translator.completed(options)
     summary = Summary()
@@ -182,7 +101,7 @@ def translate(
     prefixes = None if prefix is None else read_lines(prefix)
     with prefix_file_named(prefix), LineWriter(output) as writer:
         layout: Literal["text", "jsonl"] = "jsonl" if format == Format.jsonl else "text"
-        for translation in _shown(translator.translate_lines(lines, options, prefixes), output):
+        for translation in shown(translator.translate_lines(lines, options, prefixes), output):
             summary.add(translation)
             for line in output_lines(
                 translation, layout=layout, nbest=options.nbest, scores=scores
@@ -191,254 +110,3 @@ def translate(
             if output == "-":
                 writer.flush()  # an answer is seen at once, and a closed pipe noticed
     say(summary.text())
-
-
-def _shown(items: Iterator[Any], output: str) -> Iterator[Any]:
-    """Count lines on the terminal, unless the result is printed there."""
-    from tqdm import tqdm
-
-    seen = sys.stderr is not None and sys.stderr.isatty()
-    quiet = not seen or (output == "-" and sys.stdout.isatty())
-    yield from tqdm(items, unit=" lines", leave=False, disable=quiet)
-
-
-# ---- eval -------------------------------------------------------------------------------------
-
-
-def evaluate(
-    context: typer.Context,
-    model: Models = None,
-    source: Annotated[str | None, opt("--source", "F", "With --model: the text.")] = None,
-    ref: Annotated[Words, opt("--ref", "F", "Reference; repeatable.")] = None,
-    hyp: Annotated[str | None, opt("--hyp", "F", "Translations, instead of --model.")] = None,
-    baseline: Annotated[str | None, opt("--baseline", "F", "Others: paired bootstrap.")] = None,
-    lang: Annotated[
-        str | None, opt("--lang", "L", "Target language, for BLEU's tokenizer.")
-    ] = None,
-    tokenize: Annotated[str | None, opt("--tokenize", "T", "BLEU's tokenizer, by name.")] = None,
-    lowercase: Annotated[bool, opt("--lowercase", None, "Ignore case.")] = False,
-    confidence: Annotated[bool, opt("--confidence", None, "Bootstrap 95 % intervals.")] = False,
-    samples: Annotated[Number, opt("--samples", "N", "Bootstrap samples (1000).")] = None,
-    as_json: Annotated[bool, opt("--json", None, "Print one JSON object.")] = False,
-    output: Annotated[str | None, opt("--output", "F", "Keep the translations.")] = None,
-    beam: Beam = None,
-    length_penalty: Penalty = None,
-    max_length: MaxLength = None,
-    min_length: MinLength = None,
-    no_repeat_ngram: NoRepeat = None,
-    sample: Sample = False,
-    temperature: Heat = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    seed: Seed = None,
-    split_long: SplitLong = False,
-    max_source_length: MaxSource = None,
-    batch_tokens: BatchTokens = None,
-    batch_size: BatchSize = None,
-    device: Device = None,
-    precision: Arithmetic = None,
-    threads: Threads = None,
-    debug: Debug = False,
-) -> None:
-    """Score translations (BLEU, chrF, TER) against references."""
-    if sys.stdout is None:
-        raise DataError("Standard output is closed; the scores go there.")
-    _check_eval(context)
-    refs = [_read(name) for name in ref or []]
-    names = ref or []
-    for name, lines in zip(names[1:], refs[1:], strict=True):
-        _same_length(names[0], refs[0], name, lines)
-    base = None if baseline is None else _read(baseline)
-    if base is not None and baseline is not None:
-        _same_length(baseline, base, names[0], refs[0])
-    result: dict[str, Any] = {}
-    if hyp is not None:
-        hyps = _read(hyp)
-        _same_length(hyp, hyps, names[0], refs[0])
-        result |= {"lang": lang, "tokenizer": _chosen_tokenizer(tokenize, lang)}
-    else:
-        assert model and source is not None  # held by _check_eval
-        hyps = _run_model(context, result, source, names[0], refs[0])
-    _score(context, result, hyps, refs, base)
-    _print_result(result, as_json)
-
-
-def _check_eval(context: typer.Context) -> None:
-    """Refuse options that are missing, contradict each other or have no effect."""
-    at = context.params
-    if not at["ref"]:
-        raise ConfigError("Name the reference: --ref F.")
-    if bool(at["model"]) == (at["hyp"] is not None):
-        raise ConfigError("Give either --model RUN with --source F, or --hyp F.")
-    if at["model"] and at["source"] is None:
-        raise ConfigError("--model needs the text to translate: --source F.")
-    if at["hyp"] is not None:
-        others = ("source", "output", "device", "precision", "threads")
-        idle = [*_given(context), *_given(context, others)]
-        if idle:
-            options = ", ".join(map(option_name, idle))
-            raise ConfigError(f"No effect with --hyp, which is translated already: {options}.")
-    if at["samples"] is not None and not at["confidence"] and at["baseline"] is None:
-        raise ConfigError("--samples has an effect only with --confidence or --baseline.")
-    if at["tokenize"] is not None and at["lang"] is not None:
-        raise ConfigError("--tokenize decides what --lang would choose; give one of them.")
-    at_least("--threads", 1, at["threads"], MOST_THREADS)
-    at_least("--samples", 2, at["samples"])
-    check_language(at["lang"])
-    must_exist(at["source"], at["hyp"], at["baseline"], *at["ref"])
-    texts = {"source file": at["source"], "baseline file": at["baseline"]}
-    for ref in at["ref"]:
-        refuse_overwriting(at["output"], {**texts, "reference file": ref})
-    if at["model"]:
-        check_target(at["lang"], at["model"][0])
-
-
-def _read(name: str) -> list[str]:
-    from mttrain.corpus import read_lines
-
-    return list(read_lines(name))
-
-
-def _same_length(name: str, lines: Sequence[str], other: str, others: Sequence[str]) -> None:
-    from mttrain.corpus import path_name
-
-    if len(lines) != len(others):
-        raise unequal_lines(path_name(name), len(lines), path_name(other), len(others))
-
-
-def _chosen_tokenizer(tokenize: str | None, lang: str | None) -> str:
-    """The name of BLEU's tokenizer; told on stderr, and refused now if it is not installed."""
-    from mttrain.metrics import bleu_tokenizer, require_tokenizer
-
-    chosen = tokenize or bleu_tokenizer(lang)
-    require_tokenizer(chosen)
-    why = "--tokenize" if tokenize else f"target language {lang}" if lang else "no --lang given"
-    say(f"BLEU tokenizer: {chosen} ({why})")
-    return chosen
-
-
-def _run_model(
-    context: typer.Context, result: dict[str, Any], source: str, ref: str, reference: list[str]
-) -> list[str]:
-    """Translations of the source; how they were made, and what the model thinks of the reference,
-    goes into the result."""
-    from mttrain.corpus import LineWriter
-    from mttrain.translations import Summary
-
-    at = context.params
-    sources = _read(source)
-    _same_length(source, sources, ref, reference)
-    if not sources:
-        raise DataError(f"There are no lines to score: {source} is empty.")
-    with contextlib.ExitStack() as stack:
-        writer = None
-        if at["output"] is not None:  # opened first: a wrong path must not cost the translations
-            writer = stack.enter_context(LineWriter(at["output"]))
-        options = _options(_given(context), at["model"])
-        translator = _load(context)
-        with option_names():
-            options = translator.completed(options)
-        lang = at["lang"] or _target_language(translator.bundles[0])
-        tokenizer = _chosen_tokenizer(at["tokenize"], lang)
-        if not at["as_json"]:
-            say(_setting(translator, options))
-        summary, hyps = Summary(), []
-        for translation in _shown(translator.translate_lines(sources, options), "file"):
-            summary.add(translation)
-            hyps.append(translation.text)
-            if writer is not None:
-                writer.write(translation.text)
-    say(summary.text())
-    decoding = {name: getattr(options, name) for name in SEARCH}
-    result |= {"model": [str(bundle.path) for bundle in translator.bundles], "decoding": decoding}
-    result |= {"lang": lang, "tokenizer": tokenizer}
-    result |= _likelihood(translator, sources, reference, options.max_source_length)
-    return hyps
-
-
-def _target_language(bundle: ModelBundle) -> str | None:
-    lang = bundle.meta.get("target_lang")
-    if lang is not None and not isinstance(lang, str):
-        raise CheckpointError(f"{bundle.path}: the target_lang of meta.json is damaged.")
-    return lang
-
-
-def _setting(translator: Translator, options: TranslateOptions) -> str:
-    """With which model and search the translations are made: what JSON holds as "decoding"."""
-    if options.sample:
-        how = f"sampling with temperature {options.temperature:g}, seed {options.seed}"
-    else:
-        how = f"beam {options.beam}, length penalty {options.length_penalty:g}"
-    output = options.max_length or "3 x source + 20"
-    names = " and ".join(str(bundle.path) for bundle in translator.bundles)
-    return (
-        f"model {names}: {how}; at most {output} tokens of output, {options.max_source_length} of "
-        "a source"
-    )
-
-
-def _likelihood(
-    translator: Translator, sources: list[str], reference: list[str], longest: int | None
-) -> dict[str, float]:
-    """Mean negative log-likelihood per token (EOS counts, nats) of the first reference; sources
-    are cut as in translation."""
-    from mttrain.metrics import perplexity
-    from mttrain.translations import lines_warning
-
-    pairs = zip(sources, reference, strict=True)
-    scores = translator.score(pairs, max_source_length=longest)
-    cut = [number for number, score in enumerate(scores, 1) if score.cut]
-    if cut:
-        say(lines_warning(cut, "went beyond the limit; the NLL is that of what was left"))
-    tokens = sum(score.tokens for score in scores)
-    nll = -sum(score.sum for score in scores) / max(tokens, 1)
-    counts = {"target_tokens": tokens, "cut_pairs": len(cut)}
-    return {"nll": nll, "perplexity": perplexity(nll), **counts}
-
-
-def _score(
-    context: typer.Context,
-    result: dict[str, Any],
-    hyps: list[str],
-    refs: list[list[str]],
-    base: list[str] | None,
-) -> None:
-    """Put scores and comparison into the result; warnings go to stderr."""
-    from mttrain import metrics
-
-    at = context.params
-    tokenizer = result["tokenizer"]
-    for warning in (metrics.cjk_warning(refs[0], tokenizer), metrics.tokenized_warning(hyps)):
-        if warning:
-            say(f"warning: {warning}")
-    samples = at["samples"] or 1000
-    how: dict[str, Any] = {"tokenize": tokenizer, "lowercase": at["lowercase"]}
-    result["lines"] = len(hyps)
-    result["scores"] = metrics.score_corpus(
-        hyps, refs, bootstrap=samples if at["confidence"] else 0, **how
-    )
-    if base is not None:
-        result["comparison"] = metrics.compare_systems(base, hyps, refs, samples=samples, **how)
-
-
-def _print_result(result: Mapping[str, Any], as_json: bool) -> None:
-    from mttrain.corpus import write_lines
-
-    parts = ("scores", "comparison")
-    if as_json:
-        plain = dict(result)
-        for name in parts:
-            if name in plain:
-                plain[name] = [item.to_dict() for item in plain[name]]
-        for name in ("nll", "perplexity"):
-            if not math.isfinite(plain.get(name, 0.0)):
-                plain[name] = None  # JSON has neither infinity nor NaN
-        write_lines(None, [json.dumps(plain, ensure_ascii=False, allow_nan=False)])
-        return
-    lines = [item.text() for name in parts for item in result.get(name, ())]
-    if "nll" in result:
-        lines.append(
-            f"NLL = {result['nll']:.4f} nats per token, perplexity {result['perplexity']:.2f} "
-            f"({result['target_tokens']} tokens of the first reference, EOS included)"
-        )
-    write_lines(None, lines)

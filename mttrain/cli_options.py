@@ -1,0 +1,119 @@
+"""The options that commands share, and how those of decoding become a search and a model.
+
+What the command line leaves open comes from the decode section that the model was trained with
+(kept in its meta.json), then from the defaults. Options that contradict each other, or that would
+have no effect, are refused before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mttrain.cli_checks import SEARCH, option_names
+from mttrain.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from mttrain.translator import TranslateOptions, Translator
+
+
+def opt(name: str, metavar: str | None, text: str) -> Any:
+    """An option with a help text; no metavar: a switch, or one of a few words."""
+    return typer.Option(name, metavar=metavar, help=text)
+
+
+Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16", "int8"])
+Number = int | None
+Words = list[str] | None
+
+ConfigFile = Annotated[str | None, opt("--config", "YAML", "Configuration of the run.")]
+Settings = Annotated[Words, opt("--set", "SECTION.KEY=VALUE", "Override a setting; repeatable.")]
+Debug = Annotated[bool, opt("--debug", None, "Show the traceback of an error.")]
+Input = Annotated[str, opt("--input", "F", 'Text, plain or gzip; "-" is stdin.')]
+Output = Annotated[str, opt("--output", "F", 'Result; "-" is stdout, .gz compresses.')]
+Models = Annotated[Words, opt("--model", "RUN", "Run or checkpoint directory; several: ensemble.")]
+Beam = Annotated[Number, opt("--beam", "K", "Hypotheses kept per sentence; 1: greedy.")]
+Penalty = Annotated[float | None, opt("--length-penalty", "A", "Rank by log-prob. / length^A.")]
+MaxLength = Annotated[Number, opt("--max-length", "N", "Output tokens (3 x source + 20).")]
+MinLength = Annotated[Number, opt("--min-length", "N", "Output tokens before the end.")]
+NoRepeat = Annotated[Number, opt("--no-repeat-ngram", "N", "No N tokens in a row come twice.")]
+Sample = Annotated[bool, opt("--sample", None, "Draw at random instead of searching.")]
+Heat = Annotated[float | None, opt("--temperature", "X", "With --sample: below 1 is safer.")]
+TopK = Annotated[Number, opt("--top-k", "N", "With --sample: the N likeliest tokens only.")]
+TopP = Annotated[float | None, opt("--top-p", "X", "With --sample: this share of the mass.")]
+Seed = Annotated[Number, opt("--seed", "S", "With --sample: of the draws.")]
+SplitLong = Annotated[bool, opt("--split-long", None, "Translate long lines by sentences.")]
+MaxSource = Annotated[
+    Number, opt("--max-source-length", "N", "Subwords read of a line (1000 or more).")
+]
+BatchTokens = Annotated[
+    Number, opt("--batch-tokens", "N", "Padded tokens of a batch: sentences x beam x longest.")
+]
+BatchSize = Annotated[Number, opt("--batch-size", "N", "Sentences of a batch; 1: line by line.")]
+# No default value, so that a given one can be told from none.
+Device = Annotated[str | None, opt("--device", "D", "cpu, cuda, cuda:N, mps or auto (auto).")]
+Arithmetic = Annotated[
+    Precision | None, opt("--precision", None, "Arithmetic of the model (auto); int8: on a CPU.")
+]
+Threads = Annotated[Number, opt("--threads", "N", "CPU threads (torch's choice).")]
+
+
+def given_options(context: typer.Context, names: Sequence[str] = SEARCH) -> dict[str, Any]:
+    """The options that stand on the command line, by parameter name."""
+    values = {name: context.params.get(name) for name in names}
+    # `in (None, False)` would also drop a 0, which equals False.
+    return {name: v for name, v in values.items() if v is not None and v is not False}
+
+
+def search_options(given: Mapping[str, Any], models: Sequence[str]) -> TranslateOptions:
+    """The search options: command line, then the first model's decode section, then defaults."""
+    from mttrain.checkpoint import read_meta, resolve_model
+    from mttrain.translator import TranslateOptions
+
+    sample = "sample" in given
+    if sample and "beam" in given:
+        raise ConfigError("--sample draws instead of searching: --beam has no effect; remove it.")
+    if "seed" in given and not sample:
+        raise ConfigError("--seed has an effect only together with --sample.")
+    folder = resolve_model(models[0])
+    saved = _saved_decoding(read_meta(folder).get("decode"), str(folder))
+    if sample:
+        saved.pop("beam", None)
+    with option_names():
+        return TranslateOptions(**{**saved, **given})
+
+
+def load_translator(context: typer.Context) -> Translator:
+    """The model or ensemble of --model, --device, --precision and --threads."""
+    from mttrain.translator import Translator
+
+    at = context.params
+    device = "auto" if at["device"] is None else at["device"]
+    precision = str(at["precision"] or "auto")
+    return Translator.load(at["model"], device=device, precision=precision, threads=at["threads"])
+
+
+def _saved_decoding(values: object, name: str) -> dict[str, Any]:
+    from pydantic import ValidationError
+
+    from mttrain.config import DecodeConfig
+
+    if values is None:
+        return {}
+    try:
+        return DecodeConfig.model_validate(values).model_dump()
+    except ValidationError:
+        raise CheckpointError(f"{name}: the decode section of meta.json is damaged.") from None
+
+
+def shown(items: Iterator[Any], output: str) -> Iterator[Any]:
+    """Count lines on the terminal, unless the result is printed there."""
+    from tqdm import tqdm
+
+    seen = sys.stderr is not None and sys.stderr.isatty()
+    quiet = not seen or (output == "-" and sys.stdout.isatty())
+    yield from tqdm(items, unit=" lines", leave=False, disable=quiet)
