@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mttrain.config import CorpusConfig, DataConfig
-from mttrain.corpus import Pair, read_pairs
-from mttrain.errors import DataError
+from mttrain.config import DataConfig
+from mttrain.corpus import Pair
+from mttrain.pairs import ParallelText, parallel_text
 from mttrain.tokenizer import Tokenizer
 
 PERCENTILES = (50, 90, 95, 99, 100)
@@ -209,11 +209,13 @@ def check_corpus(
     so far. DataError when a file is missing, not UTF-8, empty or out of step with its partner.
     """
     rules = PairRules(data.max_length, data.max_ratio, data.drop_duplicates)
-    train = _Tally(data.train, rules).read(tokenizers, progress)
+    texts = [parallel_text(corpus, data) for corpus in data.train]
+    train = _Tally(texts, rules).read(tokenizers, progress)
     splits = [train.report("training", None)]
     for name, corpus in (("validation", data.valid), ("test", data.test)):
         if corpus is not None:
-            tally = _Tally([corpus], PairRules(data.max_length)).read(tokenizers, None)
+            text = parallel_text(corpus, data)
+            tally = _Tally([text], PairRules(data.max_length)).read(tokenizers, None)
             splits.append(tally.report(name, train))
     return CorpusReport(data.max_length, data.max_ratio, data.source_lang, data.target_lang, splits)
 
@@ -221,8 +223,8 @@ def check_corpus(
 class _Tally:
     """Running figures of one split: numbers per pair, no text."""
 
-    def __init__(self, corpora: Sequence[CorpusConfig], rules: PairRules) -> None:
-        self.files = [[corpus.source, corpus.target] for corpus in corpora]
+    def __init__(self, texts: Sequence[ParallelText], rules: PairRules) -> None:
+        self.texts = texts
         self.rules = rules
         self.pairs = 0
         self.identical = 0
@@ -233,14 +235,11 @@ class _Tally:
     def read(
         self, tokenizers: tuple[Tokenizer, Tokenizer], progress: Callable[[int], None] | None
     ) -> _Tally:
-        for source, target in self.files:
-            before = self.pairs
-            for block in _blocks(read_pairs(source, target)):
+        for text in self.texts:
+            for block in _blocks(text.required_pairs()):
                 self._add(block, tokenizers)
                 if progress is not None:
                     progress(self.pairs)
-            if self.pairs == before:
-                raise DataError(f"{source} and {target} are empty; give files with text.")
         return self
 
     def _add(self, block: list[Pair], tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
@@ -263,7 +262,7 @@ class _Tally:
         overlap = 0 if train is None else int(np.isin(sources, np.asarray(train.sources)).sum())
         return SplitReport(
             split=split,
-            files=self.files,
+            files=[list(text.files) for text in self.texts],
             pairs=self.pairs,
             skipped=dict(sorted(self.skipped.items())),
             lengths=_percentiles(np.asarray(self.lengths).reshape(-1, 4)),

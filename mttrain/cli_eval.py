@@ -6,7 +6,8 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,13 +31,16 @@ from mttrain.cli_options import (
     Beam,
     Debug,
     Device,
+    Fields,
     Heat,
+    Langs,
     MaxLength,
     MaxSource,
     MinLength,
     Models,
     NoRepeat,
     Number,
+    PairsFile,
     Penalty,
     Sample,
     Seed,
@@ -46,15 +50,18 @@ from mttrain.cli_options import (
     TopP,
     Words,
     given_options,
+    language_pair,
     load_translator,
+    named_pairs,
     opt,
     search_options,
     shown,
 )
 from mttrain.errors import CheckpointError, ConfigError, DataError, unequal_lines
+from mttrain.languages import same_language
 
 if TYPE_CHECKING:
-    from mttrain.checkpoint import ModelBundle
+    from mttrain.engine import Described
     from mttrain.translator import TranslateOptions, Translator
 
 
@@ -63,6 +70,12 @@ def evaluate(
     model: Models = None,
     source: Annotated[str | None, opt("--source", "F", "With --model: the text.")] = None,
     ref: Annotated[Words, opt("--ref", "F", "Reference; repeatable.")] = None,
+    pairs: PairsFile = None,
+    test_set: Annotated[
+        str | None, opt("--test-set", "NAME", "A public test set of sacreBLEU, such as wmt14.")
+    ] = None,
+    langs: Langs = None,
+    fields: Fields = None,
     hyp: Annotated[str | None, opt("--hyp", "F", "Translations, instead of --model.")] = None,
     baseline: Annotated[str | None, opt("--baseline", "F", "Others: paired bootstrap.")] = None,
     lang: Annotated[
@@ -97,40 +110,44 @@ def evaluate(
     if sys.stdout is None:
         raise DataError("Standard output is closed; the scores go there.")
     _check_eval(context)
-    refs = [_read(name) for name in ref or []]
-    names = ref or []
-    for name, lines in zip(names[1:], refs[1:], strict=True):
-        _same_length(names[0], refs[0], name, lines)
+    texts = _texts(context)
     base = None if baseline is None else _read(baseline)
     if base is not None and baseline is not None:
-        _same_length(baseline, base, names[0], refs[0])
-    result: dict[str, Any] = {}
+        texts.check_length(baseline, base)
+    result: dict[str, Any] = {} if test_set is None else {"test_set": test_set}
     if hyp is not None:
         hyps = _read(hyp)
-        _same_length(hyp, hyps, names[0], refs[0])
+        texts.check_length(hyp, hyps)
         result |= {"lang": lang, "tokenizer": _chosen_tokenizer(tokenize, lang)}
     else:
-        assert model and source is not None  # held by _check_eval
-        hyps = _run_model(context, result, source, names[0], refs[0])
-    _score(context, result, hyps, refs, base)
+        hyps = _run_model(context, result, texts)
+    _score(context, result, hyps, texts.refs, base)
     _print_result(result, as_json)
 
 
 def _check_eval(context: typer.Context) -> None:
     """Refuse options that are missing, contradict each other or have no effect."""
     at = context.params
-    if not at["ref"]:
-        raise ConfigError("Name the reference: --ref F.")
+    both = [name for name in ("pairs", "test_set") if at[name] is not None]
+    if both:
+        idle = [*both[1:], *(name for name in ("source", "ref") if at[name])]
+        if idle:
+            raise ConfigError(f"No effect with {option_name(both[0])}: {_listed(idle)}.")
+    elif alone := given_options(context, ("langs", "fields")):
+        raise ConfigError(f"No effect without --pairs or --test-set: {_listed(alone)}.")
+    elif not at["ref"]:
+        raise ConfigError("Name the reference: --ref F, --pairs F or --test-set NAME.")
     if bool(at["model"]) == (at["hyp"] is not None):
         raise ConfigError("Give either --model RUN with --source F, or --hyp F.")
-    if at["model"] and at["source"] is None:
+    if at["model"] and at["source"] is None and not both:
         raise ConfigError("--model needs the text to translate: --source F.")
     if at["hyp"] is not None:
         others = ("source", "output", "device", "precision", "threads")
         idle = [*given_options(context), *given_options(context, others)]
         if idle:
-            options = ", ".join(map(option_name, idle))
-            raise ConfigError(f"No effect with --hyp, which is translated already: {options}.")
+            raise ConfigError(
+                f"No effect with --hyp, which is translated already: {_listed(idle)}."
+            )
     if at["samples"] is not None and not at["confidence"] and at["baseline"] is None:
         raise ConfigError("--samples has an effect only with --confidence or --baseline.")
     if at["tokenize"] is not None and at["lang"] is not None:
@@ -138,12 +155,83 @@ def _check_eval(context: typer.Context) -> None:
     at_least("--threads", 1, at["threads"], MOST_THREADS)
     at_least("--samples", 2, at["samples"])
     check_language(at["lang"])
-    must_exist(at["source"], at["hyp"], at["baseline"], *at["ref"])
-    texts = {"source file": at["source"], "baseline file": at["baseline"]}
-    for ref in at["ref"]:
+    refs, pairs = at["ref"] or [], at["pairs"]
+    file = None if pairs is None or pairs.startswith("sacrebleu:") else pairs
+    must_exist(at["source"], at["hyp"], at["baseline"], file, *refs)
+    texts = {"source file": at["source"], "baseline file": at["baseline"], "file of --pairs": file}
+    refuse_overwriting(at["output"], texts)
+    for ref in refs:
         refuse_overwriting(at["output"], {**texts, "reference file": ref})
     if at["model"]:
         check_target(at["lang"], at["model"][0])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(option_name, names))
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What is translated and what it is compared with; names are for messages."""
+
+    source: str | None
+    sources: list[str]
+    refs: list[list[str]]
+    reference: str  # name of the first
+
+    def check_length(self, name: str, lines: Sequence[str]) -> None:
+        """Refuse lines that do not belong to the references."""
+        _same_length(name, lines, self.reference, self.refs[0])
+
+
+def _texts(context: typer.Context) -> _Texts:
+    """Read what --source and --ref, --pairs or --test-set name."""
+    at = context.params
+    known = _languages(at["model"][0]) if at["model"] else None
+    if known is not None and at["langs"] is not None:
+        wanted = language_pair(at["langs"])
+        if not all(map(same_language, known, wanted)):
+            raise ConfigError(f"--langs {at['langs']}, but the model is for {'-'.join(known)}.")
+    if at["pairs"] is not None:
+        text = named_pairs(at["pairs"], at["langs"], at["fields"], known)
+        pairs = list(text.required_pairs())
+        refs = [[pair.target for pair in pairs]]
+        return _Texts(text.name, [pair.source for pair in pairs], refs, text.name)
+    source, names = at["source"], at["ref"]
+    if at["test_set"] is not None:
+        source, names = _test_set(at["test_set"], at["langs"], known, at["fields"])
+    refs = [_read(name) for name in names]
+    sources = _read(source) if source is not None else []
+    texts = _Texts(source, sources, refs, names[0])
+    for name, lines in zip(names[1:], refs[1:], strict=True):
+        texts.check_length(name, lines)
+    if source is not None:
+        texts.check_length(source, sources)
+    return texts
+
+
+def _test_set(
+    name: str, langs: str | None, known: tuple[str, str] | None, fields: str | None
+) -> tuple[str, list[str]]:
+    """Files of source and references of a public test set."""
+    from mttrain.testsets import public_test_set
+
+    if fields is not None:
+        raise ConfigError("--fields has no effect with --test-set.")
+    direction = language_pair(langs) if langs else known
+    if direction is None:
+        raise ConfigError("Which direction of the test set? Name it, such as --langs en-de.")
+    source, references = public_test_set(name, direction)
+    return source, references
+
+
+def _languages(model: str) -> tuple[str, str] | None:
+    """The languages that a model was trained on."""
+    from mttrain.checkpoint import read_meta, resolve_model
+
+    meta = read_meta(resolve_model(model))
+    langs = (meta.get("source_lang"), meta.get("target_lang"))
+    return langs if all(isinstance(lang, str) for lang in langs) else None  # type: ignore
 
 
 def _read(name: str) -> list[str]:
@@ -170,19 +258,16 @@ def _chosen_tokenizer(tokenize: str | None, lang: str | None) -> str:
     return chosen
 
 
-def _run_model(
-    context: typer.Context, result: dict[str, Any], source: str, ref: str, reference: list[str]
-) -> list[str]:
+def _run_model(context: typer.Context, result: dict[str, Any], texts: _Texts) -> list[str]:
     """Translations of the source; how they were made, and what the model thinks of the reference,
     goes into the result."""
     from mttrain.corpus import LineWriter
     from mttrain.translations import Summary
 
     at = context.params
-    sources = _read(source)
-    _same_length(source, sources, ref, reference)
+    sources = texts.sources
     if not sources:
-        raise DataError(f"There are no lines to score: {source} is empty.")
+        raise DataError(f"There are no lines to score: {texts.source} is empty.")
     with contextlib.ExitStack() as stack:
         writer = None
         if at["output"] is not None:  # opened first: a wrong path must not cost the translations
@@ -191,7 +276,7 @@ def _run_model(
         translator = load_translator(context)
         with option_names():
             options = translator.completed(options)
-        lang = at["lang"] or _target_language(translator.bundles[0])
+        lang = at["lang"] or _target_language(translator.members[0])
         tokenizer = _chosen_tokenizer(at["tokenize"], lang)
         if not at["as_json"]:
             say(_setting(translator, options))
@@ -203,13 +288,13 @@ def _run_model(
                 writer.write(translation.text)
     say(summary.text())
     decoding = {name: getattr(options, name) for name in SEARCH}
-    result |= {"model": [str(bundle.path) for bundle in translator.bundles], "decoding": decoding}
+    result |= {"model": [str(bundle.path) for bundle in translator.members], "decoding": decoding}
     result |= {"lang": lang, "tokenizer": tokenizer}
-    result |= _likelihood(translator, sources, reference, options.max_source_length)
+    result |= _likelihood(translator, sources, texts.refs[0], options.max_source_length)
     return hyps
 
 
-def _target_language(bundle: ModelBundle) -> str | None:
+def _target_language(bundle: Described) -> str | None:
     lang = bundle.meta.get("target_lang")
     if lang is not None and not isinstance(lang, str):
         raise CheckpointError(f"{bundle.path}: the target_lang of meta.json is damaged.")
@@ -223,7 +308,7 @@ def _setting(translator: Translator, options: TranslateOptions) -> str:
     else:
         how = f"beam {options.beam}, length penalty {options.length_penalty:g}"
     output = options.max_length or "3 x source + 20"
-    names = " and ".join(str(bundle.path) for bundle in translator.bundles)
+    names = " and ".join(str(bundle.path) for bundle in translator.members)
     return (
         f"model {names}: {how}; at most {output} tokens of output, {options.max_source_length} of "
         "a source"

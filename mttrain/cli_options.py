@@ -18,6 +18,7 @@ from mttrain.cli_checks import SEARCH, option_names
 from mttrain.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
+    from mttrain.pairs import ParallelText
     from mttrain.translator import TranslateOptions, Translator
 
 
@@ -35,6 +36,15 @@ Settings = Annotated[Words, opt("--set", "SECTION.KEY=VALUE", "Override a settin
 Debug = Annotated[bool, opt("--debug", None, "Show the traceback of an error.")]
 Input = Annotated[str, opt("--input", "F", 'Text, plain or gzip; "-" is stdin.')]
 Output = Annotated[str, opt("--output", "F", 'Result; "-" is stdout, .gz compresses.')]
+PairsFile = Annotated[
+    str | None, opt("--pairs", "F", "Both sides in one file: .tsv, .jsonl or .tmx.")
+]
+Langs = Annotated[
+    str | None, opt("--langs", "EN-DE", "Source and target language, to find them in --pairs.")
+]
+Fields = Annotated[
+    str | None, opt("--fields", "A,B", "Columns or JSON names of source and target in --pairs.")
+]
 Models = Annotated[Words, opt("--model", "RUN", "Run or checkpoint directory; several: ensemble.")]
 Beam = Annotated[Number, opt("--beam", "K", "Hypotheses kept per sentence; 1: greedy.")]
 Penalty = Annotated[float | None, opt("--length-penalty", "A", "Rank by log-prob. / length^A.")]
@@ -117,3 +127,38 @@ def shown(items: Iterator[Any], output: str) -> Iterator[Any]:
     seen = sys.stderr is not None and sys.stderr.isatty()
     quiet = not seen or (output == "-" and sys.stdout.isatty())
     yield from tqdm(items, unit=" lines", leave=False, disable=quiet)
+
+
+def named_pairs(
+    pairs: str, langs: str | None, fields: str | None, known: tuple[str, str] | None = None
+) -> ParallelText:
+    """The text of --pairs, --langs and --fields; `known` stands for --langs if that is not given.
+
+    ConfigError where the languages are needed and unknown.
+    """
+    from pydantic import ValidationError
+
+    from mttrain.config import CorpusConfig
+    from mttrain.dataconfig import pairs_kind
+    from mttrain.pairs import pairs_file
+
+    wanted = None
+    if fields is not None:
+        names = [int(name) if name.isdecimal() else name for name in fields.split(",")]
+        try:
+            wanted = CorpusConfig.model_validate({"pairs": pairs, "fields": names}).fields
+        except ValidationError as error:
+            message = error.errors()[0]["msg"].removeprefix("fields: ")
+            raise ConfigError(f"--fields {fields}: {message}; write A,B.") from None
+    direction = known if langs is None else language_pair(langs)
+    if direction is None and pairs_kind(pairs) in ("tmx", "sacrebleu"):
+        raise ConfigError(f"Which languages of {pairs}? Name them, such as --langs en-de.")
+    return pairs_file(pairs, direction or ("source", "target"), wanted)
+
+
+def language_pair(langs: str) -> tuple[str, str]:
+    """ "en-de" -> ("en", "de"); a colon separates codes that hold a hyphen: "en:pt-BR"."""
+    one, separator, two = langs.partition(":" if ":" in langs else "-")
+    if not (one and separator and two):
+        raise ConfigError(f"--langs {langs}: write source and target, such as en-de or en:pt-BR.")
+    return one, two

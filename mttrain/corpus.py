@@ -80,24 +80,19 @@ def read_lines(
     """
     name = path_name(path)
     number, offset = 0, 0
-    try:
-        with _open_bytes(path) as stream:
-            for raw in stream:
-                number += 1
-                text = _line_body(raw, first=number == 1)
-                try:
-                    yield text.decode("utf-8")
-                except UnicodeDecodeError:
-                    if errors == "strict":
-                        raise DataError(_not_utf8(name, number, offset, raw)) from None
-                    if on_replaced is not None:
-                        on_replaced(number)
-                    yield text.decode("utf-8", errors="replace")
-                offset += len(raw)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{name}: the gzip data is damaged after line {number}: {error}.") from None
-    except OSError as error:
-        raise DataError(f"{name}: cannot read it: {error.strerror or error}.") from None
+    with reading(path, lambda: f"line {number}") as stream:
+        for raw in stream:
+            number += 1
+            text = _line_body(raw, first=number == 1)
+            try:
+                yield text.decode("utf-8")
+            except UnicodeDecodeError:
+                if errors == "strict":
+                    raise DataError(_not_utf8(name, number, offset, raw)) from None
+                if on_replaced is not None:
+                    on_replaced(number)
+                yield text.decode("utf-8", errors="replace")
+            offset += len(raw)
 
 
 def read_pairs(source: TextPath, target: TextPath) -> Iterator[Pair]:
@@ -149,6 +144,22 @@ def _not_utf8(name: str, number: int, offset: int, raw: bytes) -> str:
             "iconv -t UTF-8."
         )
     raise AssertionError(f"{name}, line {number}: the line is UTF-8 after all")
+
+
+@contextlib.contextmanager
+def reading(path: TextPath, place: Callable[[], str]) -> Iterator[BinaryIO]:
+    """The unpacked bytes of a file or of stdin; what goes wrong with them is a DataError.
+
+    place: how far the reader has come, for a gzip file that is damaged behind it.
+    """
+    name = path_name(path)
+    try:
+        with _open_bytes(path) as stream:
+            yield stream
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{name}: the gzip data is damaged after {place()}: {error}.") from None
+    except OSError as error:
+        raise DataError(f"{name}: cannot read it: {error.strerror or error}.") from None
 
 
 @contextlib.contextmanager

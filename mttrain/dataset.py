@@ -29,8 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from mttrain.batching import EpochPlan, TokenBatchSampler, plan_epoch
 from mttrain.check import PairRules
 from mttrain.config import CorpusConfig, DataConfig, RunConfig
-from mttrain.corpus import read_pairs
-from mttrain.errors import DataError
+from mttrain.pairs import parallel_text
 from mttrain.store import EncodedCorpus, Split, map_array, open_store
 from mttrain.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 
@@ -247,11 +246,9 @@ def _pad(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.bo
 # ---- text -------------------------------------------------------------------------------------
 
 
-def load_raw(corpus: CorpusConfig) -> tuple[list[str], list[str]]:
+def load_raw(corpus: CorpusConfig, data: DataConfig) -> tuple[list[str], list[str]]:
     """All source lines and all reference lines, as they are: what BLEU is computed on."""
-    pairs = list(read_pairs(corpus.source, corpus.target))
-    if not pairs:
-        raise DataError(f"{corpus.source} and {corpus.target} are empty; give files with text.")
+    pairs = list(parallel_text(corpus, data).required_pairs())
     return [pair.source for pair in pairs], [pair.target for pair in pairs]
 
 
@@ -278,7 +275,7 @@ def encode_corpus(
     if training:
         settings |= {"max_ratio": rules.max_ratio, "drop_duplicates": rules.drop_duplicates}
     return open_store(
-        _corpora(data, split),
+        [parallel_text(corpus, data) for corpus in _corpora(data, split)],
         tokenizers,
         split,
         directory,

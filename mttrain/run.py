@@ -122,8 +122,8 @@ class Run:
     def _load_text(self) -> None:
         """Encode the corpora (rank 0 first: the others map its files) and read the raw text."""
         data = self.config.data
-        self.valid_text = load_raw(data.valid)
-        self.test_text = load_raw(data.test) if data.test is not None else None
+        self.valid_text = load_raw(data.valid, data)
+        self.test_text = load_raw(data.test, data) if data.test is not None else None
         if self.world.is_main:
             if self.start_from is None:
                 self._report_corpus()

@@ -22,11 +22,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from mttrain.boards import FOLDER, remove_events
 from mttrain.checkpoint import Tokenizers
 from mttrain.config import RunConfig, changed_keys, dump_config, load_config
-from mttrain.corpus import atomic_write_text, read_lines
+from mttrain.corpus import atomic_write_text
+from mttrain.dataconfig import pairs_kind
 from mttrain.distributed import World
 from mttrain.errors import ConfigError, DataError
+from mttrain.pairs import parallel_text
 from mttrain.rundir import (
     LOG,
     SHARED,
@@ -65,6 +68,7 @@ MAY_CHANGE = (
     "train.keep_last",
     "train.average",
     "train.average_of",
+    "train.tensorboard",
     "decode",
 )
 """Keys and sections that take effect when a run is resumed; all others would make another run."""
@@ -97,14 +101,13 @@ def _is_beginning(name: str) -> bool:
 
 def check_text_files(config: RunConfig) -> None:
     """Raise one DataError that names every text file that is missing or empty, with its key."""
-    data = config.data
-    corpora = {"valid": data.valid} | ({} if data.test is None else {"test": data.test})
-    one = len(data.train) == 1
-    corpora |= {"train" if one else f"train.{i}": corpus for i, corpus in enumerate(data.train)}
     problems = []
-    for name, corpus in sorted(corpora.items()):
-        for side in ("source", "target"):
-            path = Path(getattr(corpus, side))
+    for name, corpus in config.data.named_corpora():
+        for side, file in corpus.named_files().items():
+            path = Path(file)
+            if side == "pairs" and pairs_kind(file) == "sacrebleu":
+                parallel_text(corpus, config.data)  # fetched now, or told now
+                continue
             if not path.exists():
                 problem = f"no such file (relative to {Path.cwd()})"
             elif path.is_dir():
@@ -224,6 +227,7 @@ def _remove_run(run_dir: Path) -> None:
         remove_whole(run_dir / "checkpoints", into=run_dir)
     for name in (SHARED, SOURCE, TARGET):
         (run_dir / name).unlink(missing_ok=True)
+    remove_events(run_dir / FOLDER)
     store = run_dir / "data"
     if store.is_dir():
         for path in store.iterdir():
@@ -299,5 +303,6 @@ def _tokenizer(
 def training_lines(config: RunConfig, sides: tuple[str, ...]) -> Iterator[str]:
     """All lines of the named sides of the training corpora."""
     for corpus in config.data.train:
+        text = parallel_text(corpus, config.data)
         for side in sides:
-            yield from read_lines(getattr(corpus, side))
+            yield from text.side(side)

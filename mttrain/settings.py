@@ -22,6 +22,7 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -97,19 +98,41 @@ def _language(value: str) -> str:
     return value
 
 
-def _as_tuple(value: object) -> object:
+def as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-Text = Annotated[str, BeforeValidator(_storable)]
+Text = Annotated[
+    str, BeforeValidator(_storable), WithJsonSchema({"type": "string", "pattern": r"\S"})
+]
 Whole = Annotated[int, BeforeValidator(_whole), Field(lt=2**63)]  # 1e300 is one, too
 Positive = Annotated[Whole, Field(ge=1)]
 NotNegative = Annotated[Whole, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-Betas = Annotated[tuple[Share, Share], BeforeValidator(_as_tuple)]
-ClipNorm = Annotated[float | None, BeforeValidator(_clip)]
-Device = Annotated[str, BeforeValidator(_device)]
-Duration = Annotated[str | int | None, BeforeValidator(_duration)]
+Betas = Annotated[tuple[Share, Share], BeforeValidator(as_tuple)]
+# JSON Schema cannot see what these functions check, so it is told.
+_FORMS: dict[str, list[dict[str, Any]]] = {
+    "clip": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}],
+    "device": [
+        {"enum": ["auto", "cpu", "cuda", "mps"]},
+        {"type": "string", "pattern": "^cuda:[0-9]+$"},
+    ],
+    "duration": [
+        {
+            "type": "string",
+            "pattern": "^(?=.*[1-9])" + "".join(rf"([0-9]{{1,12}}{u})?" for u in "dhms") + "$",
+        },
+        {"type": "integer", "minimum": 1, "exclusiveMaximum": 2**63},
+        {"type": "null"},
+    ],
+}
+ClipNorm = Annotated[
+    float | None, BeforeValidator(_clip), WithJsonSchema({"anyOf": _FORMS["clip"]})
+]
+Device = Annotated[str, BeforeValidator(_device), WithJsonSchema({"anyOf": _FORMS["device"]})]
+Duration = Annotated[
+    str | int | None, BeforeValidator(_duration), WithJsonSchema({"anyOf": _FORMS["duration"]})
+]
 OneOrMany = BeforeValidator(_as_list)
 Language = Annotated[Text, AfterValidator(_language)]
 
@@ -190,7 +213,7 @@ def _problems_between(root: type[Section], tree: Tree, broken: list[KeyPath]) ->
 
     def collect(section: Section, prefix: KeyPath) -> None:
         for problem in section.problems():
-            paths = [(*prefix, *key.split(".")) for key in problem.keys]
+            paths = [(*prefix, *_key_path(key)) for key in problem.keys]
             if not any(path[: len(bad)] == bad[: len(path)] for bad in broken for path in paths):
                 result.append(Fault(paths[0], _spot(tree, *paths), problem.message))
 
@@ -211,6 +234,11 @@ def _problems_between(root: type[Section], tree: Tree, broken: list[KeyPath]) ->
         collect(sound[name], (name,))
     collect(root.model_construct(**sound), ())
     return result
+
+
+def _key_path(key: str) -> KeyPath:
+    """data.train.0.source -> its parts, the 0 as a number"""
+    return tuple(int(part) if part.isdecimal() else part for part in key.split("."))
 
 
 def _spot(tree: Tree, *paths: KeyPath) -> Spot:

@@ -27,16 +27,14 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mttrain.config import CorpusConfig
 from mttrain.corpus import (
     Pair,
     atomic_write_text,
-    file_key,
     file_sha256,
-    read_pairs,
     sync_directory,
 )
 from mttrain.errors import DataError
+from mttrain.pairs import ParallelText
 from mttrain.rundir import remove_leftover
 from mttrain.tokenizer import EOS_ID, Tokenizer
 
@@ -96,7 +94,7 @@ class EncodedCorpus:
 
 
 def open_store(
-    corpora: Sequence[CorpusConfig],
+    corpora: Sequence[ParallelText],
     tokenizers: tuple[Tokenizer, Tokenizer],
     split: Split,
     directory: Path,
@@ -114,7 +112,7 @@ def open_store(
     identity = _identity(corpora, tokenizers, split, rules)
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     index_path = directory / f"{split}-{key[:16]}.json"
-    weights = tuple(corpus.weight for corpus in corpora)
+    weights = tuple(text.weight for text in corpora)
     index = _read_index(index_path, key)
     if index is not None:
         return EncodedCorpus(index_path, index, weights, reused=True)
@@ -123,8 +121,8 @@ def open_store(
         index |= _encode(folder, corpora, tokenizers, refuse, progress)
         if not sum(corpus["pairs"] for corpus in index["corpora"]):
             raise DataError(_nothing_left(index))
-        for corpus, config in zip(index["corpora"], corpora, strict=True):
-            corpus["sha256"] = [file_sha256(config.source), file_sha256(config.target)]
+        for corpus, text in zip(index["corpora"], corpora, strict=True):
+            corpus["sha256"] = [file_sha256(path) for path in text.files]
         if _identity(corpora, tokenizers, split, rules) != identity:
             raise DataError(f"The {SPLIT_NAMES[split]} files changed while they were read.")
         index["files"] = {name: _fingerprint(folder / name) for name in _PARTS}
@@ -135,7 +133,7 @@ def open_store(
 
 
 def _identity(
-    corpora: Sequence[CorpusConfig],
+    corpora: Sequence[ParallelText],
     tokenizers: tuple[Tokenizer, Tokenizer],
     split: Split,
     rules: dict[str, object],
@@ -144,7 +142,7 @@ def _identity(
     return {
         "format": _FORMAT,
         "split": split,
-        "corpora": [[file_key(corpus.source), file_key(corpus.target)] for corpus in corpora],
+        "corpora": [text.identity() for text in corpora],
         "tokenizers": [tokenizer.hash for tokenizer in tokenizers],
         "rules": rules,
     }
@@ -181,9 +179,8 @@ class _Tally:
     corpora: list[dict[str, Any]] = field(default_factory=list)
     skipped: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def begin(self, corpus: CorpusConfig) -> None:
-        names = [os.fspath(corpus.source), os.fspath(corpus.target)]
-        self.corpora.append({"files": names, "lines": 0, "pairs": 0})
+    def begin(self, text: ParallelText) -> None:
+        self.corpora.append({"files": list(text.files), "lines": 0, "pairs": 0})
 
     def skip(self, reason: str, line: int) -> None:
         seen = self.skipped.setdefault(reason, {"count": 0, "first": []})
@@ -194,7 +191,7 @@ class _Tally:
 
 def _encode(
     folder: Path,
-    corpora: Sequence[CorpusConfig],
+    corpora: Sequence[ParallelText],
     tokenizers: tuple[Tokenizer, Tokenizer],
     refuse: Refuse,
     progress: Callable[[int], None] | None,
@@ -206,9 +203,9 @@ def _encode(
         sides = [_Side(parts[0], parts[1], dtypes[0]), _Side(parts[2], parts[3], dtypes[1])]
         for side in sides:
             side.offsets.write(np.zeros(1, dtype=np.int64).tobytes())
-        for corpus in corpora:
-            tally.begin(corpus)
-            for block in _blocks(read_pairs(corpus.source, corpus.target)):
+        for text in corpora:
+            tally.begin(text)
+            for block in _blocks(text.pairs()):
                 kept = _encode_block(block, tokenizers, refuse, tally)
                 if kept:
                     lines, *rows = zip(*kept, strict=True)

@@ -93,7 +93,7 @@ def test_pairs_are_the_tokenizers_ids_with_eos(
     pairs than one block, so that offsets run on over its edge."""
     data = simple(tmp_path, [1 + n % 9 for n in range(4200)])
     dataset = encoded(data, tokenizers, tmp_path / "store")
-    sources, targets = load_raw(data.train[0])
+    sources, targets = load_raw(data.train[0], data)
     assert len(dataset) == 4200
     for n in [0, 1, 4095, 4096, 4199]:
         example = dataset[n]
@@ -156,7 +156,7 @@ def test_long_pairs_are_counted_in_subwords_with_eos(
     of the corpus was gone and nothing said so, or over-long targets were cropped."""
     data = simple(tmp_path, list(range(1, 31)), max_length=10)
     dataset = encoded(data, tokenizers, tmp_path / "store")
-    sources, targets = load_raw(data.train[0])
+    sources, targets = load_raw(data.train[0], data)
     fits = [
         n
         for n in range(30)
@@ -195,7 +195,7 @@ def test_empty_validation_is_refused(
         with pytest.raises(DataError, match="No validation pair"):
             encode_corpus(data, tokenizers, "valid", tmp_path / "store")
     with pytest.raises(DataError, match="empty"):
-        load_raw(corpus(tmp_path, "zero", [], []))
+        load_raw(corpus(tmp_path, "zero", [], []), simple(tmp_path, [1]))
 
 
 def test_validation_keeps_all_lines_for_bleu(
@@ -216,7 +216,7 @@ def test_validation_keeps_all_lines_for_bleu(
         max_ratio=2.0,
         drop_duplicates=True,
     )
-    assert load_raw(valid) == (sources, targets)
+    assert load_raw(valid, data) == (sources, targets)
     tokenizers = (tokenizers[0], tokenizers[0])
     store = encode_corpus(data, tokenizers, "valid", tmp_path / "store")
     assert store.skipped == {"too_long": 1, "blank": 1} and len(store) == 7

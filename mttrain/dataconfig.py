@@ -1,0 +1,129 @@
+"""The settings of the text: which files, and which of their pairs are used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from mttrain.settings import (
+    Language,
+    NotNegative,
+    OneOrMany,
+    Problem,
+    Section,
+    Text,
+    Whole,
+    as_tuple,
+)
+
+Fields = tuple[int | str, int | str]
+PairsKind = Literal["tsv", "jsonl", "tmx", "sacrebleu"]
+TEST_SET = "sacrebleu:"
+PAIRS_FORMS = f"FILE.tsv, FILE.jsonl, FILE.tmx (.gz or not) and {TEST_SET}NAME"
+_KINDS: dict[str, PairsKind] = {"tsv": "tsv", "jsonl": "jsonl", "ndjson": "jsonl", "tmx": "tmx"}
+
+
+def pairs_kind(name: str) -> PairsKind | None:
+    """What kind of corpus a `pairs` value names, by its form alone; None: no known one."""
+    if name.startswith(TEST_SET) and len(name) > len(TEST_SET):
+        return "sacrebleu"
+    found = re.search(r"[^/]\.(\w+?)(\.gz)?$", name.lower())
+    return _KINDS.get(found[1]) if found else None
+
+
+class CorpusConfig(Section):
+    """Sentences and their translations: two parallel text files, or one file of pairs."""
+
+    source: Text | None = Field(
+        None, description="file of source sentences, one a line, plain or gzip"
+    )
+    target: Text | None = Field(None, description="file of their translations, line by line")
+    pairs: Text | None = Field(
+        None,
+        description="one file that holds both sides, instead: .tsv, .jsonl or .tmx, plain or .gz; "
+        "or a public test set: sacrebleu:NAME, such as sacrebleu:wmt14",
+    )
+    fields: Annotated[Fields | None, BeforeValidator(as_tuple)] = Field(
+        None,
+        description="which columns (numbers from 1, or names in a first line) or JSON names hold "
+        "source and target; null = columns 1 and 2, or the language codes, or source and target",
+    )
+    weight: float = Field(
+        1.0, gt=0.0, description="how many times an epoch holds the corpus; training data only"
+    )
+
+    def named_files(self) -> dict[str, str]:
+        """Key -> what stands there, for those of source, target and pairs that are given."""
+        values = {"source": self.source, "target": self.target, "pairs": self.pairs}
+        return {key: value for key, value in values.items() if value is not None}
+
+    def problems(self) -> Iterator[Problem]:
+        keys = tuple(self.named_files())
+        if "pairs" in keys and len(keys) > 1:
+            yield Problem(keys[::-1], "holds both sides; remove source and target")
+        elif "pairs" not in keys and len(keys) < 2:
+            missing = "target" if "source" in keys else "source"
+            yield Problem((missing,), "is required")
+        kind = None if self.pairs is None else pairs_kind(self.pairs)
+        if self.pairs is not None and kind is None:
+            yield Problem(("pairs",), f"{self.pairs!r} is none of {PAIRS_FORMS}")
+        if self.fields is not None and kind not in ("tsv", "jsonl"):
+            yield Problem(("fields",), "has an effect only with pairs: a .tsv or .jsonl file")
+        elif self.fields is not None:
+            yield from self._field_problems(self.fields, kind == "tsv")
+
+    def _field_problems(self, fields: Fields, table: bool) -> Iterator[Problem]:
+        numbers = [isinstance(field, int) for field in fields]
+        if fields[0] == fields[1]:
+            yield Problem(("fields",), f"names {fields[0]} for both sides")
+        if any(numbers) and not (table and all(numbers)):
+            form = "two names or two numbers" if table else "two names"
+            yield Problem(("fields",), f"wants {form}")
+        elif any(isinstance(field, int) and field < 1 for field in fields):
+            yield Problem(("fields",), "columns are counted from 1")
+
+
+class DataConfig(Section):
+    """The text files and which of their pairs are used."""
+
+    source_lang: Language = Field(description="language code of the source, such as en")
+    target_lang: Language = Field(
+        description="language code of the target; also chooses the tokenizer of BLEU"
+    )
+    train: Annotated[list[CorpusConfig], OneOrMany] = Field(
+        min_length=1, description="training corpus, or a list of them"
+    )
+    valid: CorpusConfig = Field(description="validation corpus, scored every train.valid_every")
+    test: CorpusConfig | None = Field(None, description="test corpus, scored once at the end")
+    max_length: Annotated[Whole, Field(ge=2)] = Field(
+        256, description="longest side of a training pair in subwords, EOS included"
+    )
+    max_ratio: Annotated[float, Field(ge=1.0)] | None = Field(
+        None, description="largest longer/shorter ratio of subword counts; null = no limit"
+    )
+    drop_duplicates: bool = Field(False, description="use repeated training pairs only once")
+    workers: NotNegative = Field(
+        0, description="processes that prepare batches; 0 = the main process"
+    )
+    cache_dir: Text | None = Field(
+        None, description="directory of encoded corpora, shared by runs; null = the run directory"
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        for name, corpus in self.named_corpora():
+            for problem in corpus.problems():
+                keys = tuple(f"{name}.{key}" for key in problem.keys)
+                yield Problem(keys, problem.message)
+            if corpus.weight != 1.0 and not name.startswith("train"):
+                yield Problem((f"{name}.weight",), "only training corpora have a weight; remove it")
+
+    def named_corpora(self) -> Iterator[tuple[str, CorpusConfig]]:
+        """(key below data, corpus) of all; "train" alone, or "train.0", "train.1", ..."""
+        for number, corpus in enumerate(self.train):
+            yield ("train" if len(self.train) == 1 else f"train.{number}"), corpus
+        yield "valid", self.valid
+        if self.test is not None:
+            yield "test", self.test
