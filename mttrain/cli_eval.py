@@ -48,6 +48,7 @@ from mttrain.cli_options import (
     Threads,
     TopK,
     TopP,
+    WithEngine,
     Words,
     given_options,
     language_pair,
@@ -104,6 +105,7 @@ def evaluate(
     device: Device = None,
     precision: Arithmetic = None,
     threads: Threads = None,
+    engine: WithEngine = None,
     debug: Debug = False,
 ) -> None:
     """Score translations (BLEU, chrF, TER) against references."""
@@ -142,7 +144,7 @@ def _check_eval(context: typer.Context) -> None:
     if at["model"] and at["source"] is None and not both:
         raise ConfigError("--model needs the text to translate: --source F.")
     if at["hyp"] is not None:
-        others = ("source", "output", "device", "precision", "threads")
+        others = ("source", "output", "device", "precision", "threads", "engine")
         idle = [*given_options(context), *given_options(context, others)]
         if idle:
             raise ConfigError(
@@ -273,7 +275,7 @@ def _run_model(context: typer.Context, result: dict[str, Any], texts: _Texts) ->
         if at["output"] is not None:  # opened first: a wrong path must not cost the translations
             writer = stack.enter_context(LineWriter(at["output"]))
         options = search_options(given_options(context), at["model"])
-        translator = load_translator(context)
+        translator = load_translator(context, options)
         with option_names():
             options = translator.completed(options)
         lang = at["lang"] or _target_language(translator.members[0])
@@ -288,7 +290,8 @@ def _run_model(context: typer.Context, result: dict[str, Any], texts: _Texts) ->
                 writer.write(translation.text)
     say(summary.text())
     decoding = {name: getattr(options, name) for name in SEARCH}
-    result |= {"model": [str(bundle.path) for bundle in translator.members], "decoding": decoding}
+    result |= {"model": [str(bundle.path) for bundle in translator.members]}
+    result |= {"engine": translator.engine.name, "decoding": decoding}
     result |= {"lang": lang, "tokenizer": tokenizer}
     result |= _likelihood(translator, sources, texts.refs[0], options.max_source_length)
     return hyps
@@ -309,6 +312,8 @@ def _setting(translator: Translator, options: TranslateOptions) -> str:
         how = f"beam {options.beam}, length penalty {options.length_penalty:g}"
     output = options.max_length or "3 x source + 20"
     names = " and ".join(str(bundle.path) for bundle in translator.members)
+    if translator.engine.name != "torch":
+        names += f" ({translator.engine.name})"
     return (
         f"model {names}: {how}; at most {output} tokens of output, {options.max_source_length} of "
         "a source"
