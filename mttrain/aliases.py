@@ -86,6 +86,7 @@ OTHER_NAMES = {
         "train.valid_beam": "generation_num_beams",
         "train.valid_samples": "print_valid_sents",
         "train.log_every": "log_interval report_every logging_freq disp_freq logging_steps",
+        "train.tensorboard": "tensorboard_logdir tensorboard_log_dir",
         "train.best_metric": (
             "best_checkpoint_metric early_stopping_metric valid_metrics metric_for_best_model"
         ),

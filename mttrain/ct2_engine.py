@@ -298,8 +298,8 @@ def refuse_options(options: TranslateOptions) -> None:
     """ConfigError for what CTranslate2 cannot do as it is meant here; no model is needed for it."""
     if options.sample:
         raise ConfigError(
-            "the ctranslate2 engine does not sample: it cannot key its draws by seed, line and "
-            "step; remove sample, or use the torch engine."
+            "sample does not work with CTranslate2, whose draws would depend on the batch; remove "
+            "it, or use the torch engine."
         )
     for name, value in (
         ("min_length", options.min_length),

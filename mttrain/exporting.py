@@ -85,6 +85,7 @@ def new_directory(output: Path, *, replace: bool) -> Iterator[Path]:
             (aside / MARKER).write_text(json.dumps({"mttrain": __version__}) + "\n")
             yield aside
             _flush(aside)
+            _require_free(output, final, replace)  # still: writing took its time
             _put_in_place(aside, final)
     except OSError as error:
         reason = error.strerror or str(error)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from mttrain.config import DecodeConfig, ModelConfig
@@ -85,7 +86,10 @@ def export_huggingface(
     with new_directory(output, replace=replace) as folder, _quiet(library):
         theirs = _converted(library, bundle.model, limits)
         theirs.generation_config = library.GenerationConfig(**_generation(options, limits))
-        theirs.save_pretrained(folder)
+        try:
+            theirs.save_pretrained(folder)
+        except SafetensorError as error:  # what it makes of a full disk
+            raise OSError(str(error)) from None
         separate = bundle.source_tokenizer.hash != bundle.target_tokenizer.hash
         _save_tokenizer(folder, bundle.source_tokenizer, limits.source)
         if separate:

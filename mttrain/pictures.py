@@ -48,6 +48,7 @@ _FONTS = (
     "DejaVu Sans", "Noto Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei",
     "IPAGothic", "Arial Unicode MS", "PingFang SC", "Microsoft YaHei",
 )  # fmt: skip
+_SVG_FONTS = b"'DejaVu Sans', Verdana, sans-serif"
 _FONT = 12.0  # pixels, as all sizes here: a figure has 72 of them an inch
 _MOST_POINTS = 400  # of a curve; more become means of neighbours
 
@@ -92,17 +93,21 @@ class Picture:
             empty = dict.fromkeys(("Creator", "Date", "Format", "Type") if kind == "svg" else ())
             extra = {"metadata": empty} if kind == "svg" else {"metadata": {"Software": None}}
             self.figure.savefig(buffer, format=kind, dpi=72 if kind == "svg" else dpi, **extra)
-        return buffer.getvalue()
+        data = buffer.getvalue()
+        if kind == "svg":  # any reader's font rather than a list of those that are installed here
+            data = re.sub(rb"font-family: [^;\"]*", b"font-family: " + _SVG_FONTS, data)
+        return data
 
     def inline(self, name: str, title: str) -> str:
         """An <svg> element for a page. name: prefix of its ids; title: what it shows, in words."""
         text = self.render("svg").decode("utf-8")
         text = text[text.index("<svg") :]
-        text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+        # Its style sheet would be that of the whole page, which has these rules itself.
+        text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
         body = _own_ids(text[text.index(">") + 1 :], name)
         for colour, variable in _VARIABLES.items():
             body = body.replace(colour, variable)
-        body = re.sub(r"(font: [^;\"]*?px) [^;\"]*", r"\1 var(--figure)", body)
+        body = re.sub(r"font-family: [^;\"]*", "font-family: var(--figure)", body)
         body = body.replace("</svg>", "".join(self.tips) + "</svg>")
         width, height = f"{self.width:g}", f"{self.height:g}"
         return (

@@ -136,6 +136,8 @@ def _charts(runs: Sequence[RunFacts]) -> list[Figure]:
                     series.append(_series((x, y), shown, colour, kind == "valid" or marks))
         if not series:
             continue
+        if len(runs) > 1 and len(sources) > 1:
+            title = f"Validation {title[0].lower()}{title[1:]}"
         log = logarithmic and all(v > 0 for one in series for v in one.y if math.isfinite(v))
         names = ", ".join(f"{one.label}: {short_number(_last(one.y))}" for one in series)
         picture = curves(series, logarithmic=log)

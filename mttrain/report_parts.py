@@ -88,13 +88,19 @@ def marked(text: str, reference: str) -> tuple[list[Segment], list[Segment]]:
 
 
 def _visible_segments(segments: Sequence[Segment]) -> list[Segment]:
-    """Cut in whole: a very long word is one segment."""
+    """Cut in whole, since a very long word is one segment; the space around a mark is not in it."""
     shown: list[Segment] = []
     left = _MOST_SHOWN
     for kind, text in segments:
         if left <= 0:
             return [*shown, ("same", "…")]
-        shown.append((kind, visible(text, left)))
+        inner = text.strip()
+        if kind == "same" or not inner:
+            shown.append(("same", visible(text, left)))
+        else:
+            before, after = text[: text.index(inner)], text[text.index(inner) + len(inner) :]
+            parts = [("same", before), (kind, visible(inner, left)), ("same", after)]
+            shown += [part for part in parts if part[1]]
         left -= len(text)
     return shown
 

@@ -30,6 +30,7 @@ from mttrain.tokenizer import Tokenizer
 CHARACTER_RATIO = 3.0  # times the usual ratio of lengths, where none is given
 _SHORT = 30  # characters below which a ratio of lengths says nothing
 _MOSTLY = 0.2  # share of a side's lines that makes it tokenized
+_FEW = 50  # lines with letters that have case, below which no side is called lower-cased
 _CAPITALS = 0.01  # share of lines with a capital below which a side is lower-cased
 _SLOTS = 1 << 24  # of the table that guesses which lines repeat, to keep their text as an example
 _CANDIDATES = 200
@@ -81,9 +82,11 @@ class _Memory:
         return self.count
 
     def add(self, pair: Pair) -> None:
-        source, target = hash(pair.source), hash(pair.target)
-        seen = self.kinds["duplicate"].add(hash((pair.source, pair.target)))
-        seen |= self.kinds["source"].add(source) | self.kinds["target"].add(target)
+        # A blank line repeats nothing: it is counted as blank, so it gets a hash of its own.
+        source = (pair.source.strip() and pair.source) or ("", self.count)
+        target = (pair.target.strip() and pair.target) or ("", self.count)
+        seen = self.kinds["duplicate"].add(hash((source, target)))
+        seen |= self.kinds["source"].add(hash(source)) | self.kinds["target"].add(hash(target))
         if seen and self.kept < _CANDIDATES:
             self.candidates[self.count] = pair
             self.kept += 1
@@ -219,7 +222,7 @@ class _Tally:
             tokenized = self.found.get(("tokenized", name))
             if tokenized is not None and tokenized.count < _MOSTLY * self.pairs:
                 del self.found["tokenized", name]
-            if self.capital[side] > _CAPITALS * self.cased[side] or self.cased[side] < NAMED:
+            if self.capital[side] > _CAPITALS * self.cased[side] or self.cased[side] < _FEW:
                 self.found.pop(("lowercased", name), None)
         found = [*self.found.values(), *more]
         for finding in found:

@@ -66,7 +66,7 @@ class Finding:
     def _counted(self) -> str:
         if not self.count:
             return ""
-        return f"{self.count:,} of {self.of:,} ({100 * self.count / max(self.of, 1):.2g} %) "
+        return f"{self.count:,} of {self.of:,} ({100 * self.count / max(self.of, 1):.3g} %) "
 
     def _where(self) -> str:
         if not self.lines:

@@ -223,7 +223,7 @@ def _pattern(pattern: str) -> Find:
 
 _entity = _pattern(r"&(?:[A-Za-z][A-Za-z0-9]{1,10}|#\d{1,7}|#[xX][0-9A-Fa-f]{1,6});")
 _markup = _pattern(r"</?[A-Za-z][A-Za-z0-9]{0,10}(?:\s[^<>]{0,300})?/?>|<!--")
-_marks = _pattern(r"\S@@ |@@$|(?:^| )▁\S")
+_marks = _pattern(r"\S@@(?: |$)|(?:^| )▁\S")
 # Lead bytes of two-byte letters as Latin-1 shows them, then what can only follow one. Closing
 # quotes are left out: "Ã”" may end a Portuguese word in capitals.
 _mojibake = _pattern(
@@ -232,7 +232,8 @@ _mojibake = _pattern(
 
 
 def _outer_space(text: str) -> int:
-    if text == text.strip():
+    bare = text.strip()
+    if bare in (text, ""):  # a blank line is counted as such
         return -1
     return 0 if text[:1].isspace() else len(text)
 

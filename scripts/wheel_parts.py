@@ -88,7 +88,9 @@ def check_wheel(source: Path, wheel: Path) -> None:
         }
     metadata_files = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt"}
     metadata_files |= {"licenses/LICENSE"}
-    compare(f"{wheel.name}, package", package_files(source), names - {f"{folder}/{x}" for x in text})
+    compare(
+        f"{wheel.name}, package", package_files(source), names - {f"{folder}/{x}" for x in text}
+    )
     compare(f"{wheel.name}, metadata", metadata_files, set(text))
     for problem in metadata_problems(source, message_from_string(text["METADATA"])):
         raise Wrong(f"{wheel.name}: {problem}")
@@ -166,7 +168,10 @@ def lowest(source: Path, extras: Sequence[str], resolved: Path) -> list[str]:
         for name, bound in bounds(source, extras).items()
         if bound is None or Version(bound) != Version(pins[name])
     ]
-    if raised and f">={sys.version_info[0]}.{sys.version_info[1]}" == project(source)["requires-python"]:
+    if (
+        raised
+        and f">={sys.version_info[0]}.{sys.version_info[1]}" == project(source)["requires-python"]
+    ):
         raise Wrong("lower bounds that nothing satisfies:\n  " + "\n  ".join(raised))
     for line in raised:
         print(line, file=sys.stderr)

@@ -2,20 +2,23 @@
 
 A page is a list of blocks, run in order: `bash` and `console` in one shell with `-e` and
 `pipefail`, `python` in one interpreter, `yaml` checked as a configuration and saved where the text
-before it says ("Save this as `mine.yaml`"), `json` parsed; blocks of other languages, and those
-without one, are output. Two comments, which no reader sees, steer it:
+before it says ("Save this as `mine.yaml`"), `json` parsed. A block of `text`, or without a
+language, is output: an error or a signature in it, right behind its commands, must be true. Other
+languages fail. Two comments, which no reader sees, steer it:
 
     <!-- not run: needs a network -->      right before a block: it is not run, for this reason
     <!-- given: big.en runs/mine -->       anywhere: files and runs that the page takes for granted
 
 The directory looks like a clone of the project with little text in it; `STANDARD` says what every
-page finds there. Runs that a page names and does not train are copies of one tiny run.
+page finds there, and `mine.yaml` is that of the README. Runs that a page names and does not train
+are copies of one tiny run with six checkpoints.
 """
 
 from __future__ import annotations
 
 import functools
 import gzip
+import html
 import json
 import os
 import re
@@ -23,7 +26,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -42,6 +45,8 @@ NOT_RUN = re.compile(r"<!-- *not run:([^>]*?)-->\s*\Z")
 GIVEN = re.compile(r"<!-- *given: *([^>]*?) *-->")
 SAVED_AS = re.compile(r"\bas\s+`([\w./-]+\.ya?ml)`")
 RUN = re.compile(r"\bruns/[\w-]+")
+# Errors, exit statuses, and the signature of a score up to the version.
+LASTING = re.compile(r"(error|exit status)\b.*|(BLEU|chrF2|TER)\|.*?\|version")
 CONFIG_OPTION = re.compile(r"mttrain train\b[^\n|;&]*?--config\s+(\S+)")
 
 
@@ -58,6 +63,7 @@ class Block:
     body: str
     not_run: str | None  # the reason
     before: str  # the paragraph before it
+    follows: bool  # nothing stands between it and the block before it
 
     @property
     def name(self) -> str:
@@ -78,7 +84,8 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     """The blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
-    found = []
+    found: list[Block] = []
+    end = 0
     for match in FENCE.finditer(text):
         before = text[: match.start()]
         reason = NOT_RUN.search(before)
@@ -93,9 +100,17 @@ def blocks(page: Path) -> list[Block]:
                 body="".join(lines),
                 not_run=reason[1].strip() if reason else None,
                 before=plain.rpartition("\n\n")[2],
+                follows=bool(found) and not text[end : match.start()].strip(),
             )
         )
+        end = match.end()
     return found
+
+
+def saved_as(block: Block) -> str | None:
+    """The name of the file that the text before a block tells to save it as."""
+    found = SAVED_AS.search(block.before)
+    return found[1] if found else None
 
 
 def fences(page: Path, *languages: str) -> Iterator[str]:
@@ -141,11 +156,12 @@ STANDARD = {
     "data/multi30k/val.{}": 12,
     "data/multi30k/test_2016_flickr.{}": 12,
     "train.{}": 300,
-    "new.{}": 8,
-    "all.{}": 1300,  # enough to be cut into 500, 500 and a rest
+    "valid.{}": 12,
+    "test.{}": 12,
+    "new.{}": 12,
+    "all.{}": 1050,  # enough to be cut into 500, 500 and a rest
     "other.{}": 12,
 }
-SIZES = {".gz": 40, ".tsv": 40, ".jsonl": 40}
 COPIED = ("configs", "scripts", "docs", "pyproject.toml", "constraints.txt", "README.md")
 TINY = """
 run_dir: runs/tiny
@@ -155,7 +171,7 @@ data:
   train: {source: data/demo/train.en, target: data/demo/train.de}
   valid: {source: data/demo/valid.en, target: data/demo/valid.de}
 train: {max_steps: 20, average: 2}
-decode: {beam: 2, max_length: 30}
+decode: {beam: 2, max_length: 12}
 """
 
 
@@ -174,18 +190,42 @@ def write_given(folder: Path, name: str) -> None:
     """Write a file that a page takes for granted, with what its name promises."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    stem, _, ending = name.removesuffix(".gz").rpartition(".")
-    pairs = list(zip(demo_lines("en", 40), demo_lines("de", 40), strict=True))
-    if ending == "tsv":
-        lines = ["\t".join(pair) for pair in pairs]
-    elif ending == "jsonl":
-        lines = [json.dumps({"en": en, "de": de}, ensure_ascii=False) for en, de in pairs]
-    elif ending in ("en", "de", "fr"):
-        lines = [pair[ending != "en"] for pair in pairs]
-    else:
-        raise AssertionError(f"given: {name}: docs_sandbox cannot make such a file")
+    ending = name.removesuffix(".gz").rpartition(".")[2]
+    make = GIVEN_KINDS.get(ending)
+    assert make is not None, f"given: {name}: docs_sandbox cannot make such a file"
+    pairs = zip(demo_lines("en", 12), demo_lines("de", 12), strict=True)
+    lines = [make(*pair) for pair in pairs]
+    if ending == "tmx":
+        lines = [TMX_HEAD, *lines, "</body></tmx>"]
+    if ending == "yaml":
+        (text,) = (b.body for b in blocks(PROJECT / "README.md") if saved_as(b) == name)
+        lines = text.splitlines()
     data = "".join(f"{line}\n" for line in lines).encode()
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+
+
+def _json_pair(en: str, de: str) -> str:
+    return json.dumps({"en": en, "de": de, "question": {"en": en, "de": de}}, ensure_ascii=False)
+
+
+TMX_HEAD = (
+    '<?xml version="1.0" encoding="UTF-8"?>\n<tmx version="1.4"><header srclang="en" '
+    'creationtool="x" creationtoolversion="1" segtype="sentence" o-tmf="x" adminlang="en" '
+    'datatype="plaintext"/><body>'
+)
+GIVEN_KINDS: dict[str, Callable[[str, str], str]] = {
+    "en": lambda en, de: en,
+    "de": lambda en, de: de,
+    "fr": lambda en, de: de,
+    "tsv": lambda en, de: f"{en}\t{de}\t{en}",
+    "jsonl": _json_pair,
+    "tmx": lambda en, de: (
+        f'<tu><tuv xml:lang="en"><seg>{html.escape(en)}</seg></tuv>'
+        f'<tuv xml:lang="de"><seg>{html.escape(de)}</seg></tuv></tu>'
+    ),
+    "yaml": lambda en, de: "",  # that of the README
+}
+"""Ending -> what becomes of a pair of sentences."""
 
 
 def make_template(folder: Path) -> None:
@@ -202,6 +242,7 @@ def make_template(folder: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = demo_lines(language, count, start)
             path.write_text("".join(f"{x}\n" for x in lines), encoding="utf-8")
+    write_given(folder, "mine.yaml")
 
 
 # ---- running ------------------------------------------------------------------------------------
@@ -211,7 +252,7 @@ class Sandbox:
     """A page's directory with its programs."""
 
     def __init__(self, folder: Path, socket: Path | None) -> None:
-        """`socket` is that of the server that runs `mttrain`; None: each is a process of its own."""
+        """`socket`: of the server that runs `mttrain`; None: each is a process of its own."""
         self.folder = folder
         programs = folder / ".venv" / "bin"
         programs.mkdir(parents=True, exist_ok=True)
@@ -271,6 +312,7 @@ class PageRun:
         }
         self.workers: dict[str, subprocess.Popen[str]] = {}
         self.ran: list[Block] = []
+        self.said = ""  # by the last block
 
     def run(self) -> None:
         """Run everything; BlockFailed tells which block does not work, and what it said."""
@@ -287,7 +329,7 @@ class PageRun:
 
     def _run_block(self, number: int, block: Block) -> None:
         if block.is_shell:
-            # The streams of the shell are the harness's: a block reads nothing and prints to the log.
+            # The streams of the shell itself are the harness's: a block gets others.
             file = self._file(f"{number}.sh", block.script)
             self._ask("shell", f". {shlex.quote(str(file))} </dev/null 3>&-; echo done >&3", block)
         elif block.language == "python":
@@ -297,10 +339,21 @@ class PageRun:
         elif block.language == "json":
             json.loads(block.body)
         elif block.language not in ("", "text"):
-            raise BlockFailed(f"{block.name}: nobody knows how to run this language; mark the block")
+            raise BlockFailed(
+                f"{block.name}: nobody knows how to run this language; mark the block"
+            )
         else:
-            return  # output
+            if block.follows and self.ran and self.blocks[number - 1] is self.ran[-1]:
+                self._check_output(block)
+            return
         self.ran.append(block)
+
+    def _check_output(self, block: Block) -> None:
+        """What a block of output holds and no model decides must have been said just now."""
+        for line in block.body.splitlines():
+            part = LASTING.match(line)
+            if part is not None and part[0] not in self.said:
+                raise BlockFailed(f"{block.name}: this was not said: {part[0]}\n{self.said}")
 
     def _file(self, name: str, text: str) -> Path:
         folder = self.sandbox.folder / ".blocks"
@@ -319,8 +372,8 @@ class PageRun:
             answer = worker.stdout.readline()
         except BrokenPipeError:
             answer = ""
+        self.said = said = self.log.read_bytes()[begin:].decode("utf-8", "replace")
         if not answer:
-            said = self.log.read_bytes()[begin:].decode("utf-8", "replace")
             raise BlockFailed(f"{block.name} failed.\n--- block\n{block.body}--- output\n{said}")
 
     def _start(self, kind: str) -> subprocess.Popen[str]:
@@ -345,11 +398,11 @@ class PageRun:
         from mttrain.config import load_config
         from mttrain.errors import ConfigError
 
-        name = SAVED_AS.search(block.before)
+        name = saved_as(block)
         values = yaml.safe_load(block.body)
         whole = isinstance(values, dict) and "run_dir" in values
         if whole:
-            path = self.sandbox.folder / (name[1] if name else ".blocks/example.yaml")
+            path = self.sandbox.folder / (name or ".blocks/example.yaml")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.body, encoding="utf-8")
         else:
@@ -368,18 +421,17 @@ def needed_runs(page_blocks: list[Block], folder: Path) -> set[str]:
     """The run directories that the blocks name and do not train themselves."""
     code = [b.script for b in page_blocks if (b.is_shell or b.language == "python")]
     named = {run for text in code for run in RUN.findall(text)}
-    trained = set()
+    trained = {run for text in code for run in re.findall(r"run_dir=(runs/[\w-]+)", text)}
     for block in page_blocks:
         if block.not_run is None and block.is_shell:
             for config in CONFIG_OPTION.findall(block.script):
                 trained |= _run_dirs(config, page_blocks, folder)
-            trained |= set(re.findall(r"run_dir=(runs/[\w-]+)", block.script))
     return named - trained
 
 
 def _run_dirs(config: str, page_blocks: list[Block], folder: Path) -> set[str]:
     """The run_dir of a configuration: of the project, or of a block of the page."""
-    texts = [b.body for b in page_blocks if (m := SAVED_AS.search(b.before)) and m[1] == config]
+    texts = [b.body for b in page_blocks if saved_as(b) == config]
     if (folder / config).is_file():
         texts.append((folder / config).read_text(encoding="utf-8"))
     return {run for text in texts for run in re.findall(r"^run_dir: *(\S+)", text, re.M)}
@@ -387,15 +439,14 @@ def _run_dirs(config: str, page_blocks: list[Block], folder: Path) -> set[str]:
 
 def prepare(page: Path, folder: Path) -> None:
     """Put into the directory what the page takes for granted."""
-    page_blocks = blocks(page)
+    page_blocks, tiny = blocks(page), folder / "runs" / "tiny"
     given = {x for part in GIVEN.findall(page.read_text(encoding="utf-8")) for x in part.split()}
-    for name in sorted(needed_runs(page_blocks, folder) | given):
-        if RUN.fullmatch(name):
-            shutil.copytree(folder / "runs" / "tiny", folder / name)
-        else:
-            write_given(folder, name)
-    if given or (folder / "runs" / "tiny").exists():
-        shutil.rmtree(folder / "runs" / "tiny")
+    runs = {name for name in given if RUN.fullmatch(name)}
+    for name in given - runs:
+        write_given(folder, name)
+    for run in runs | needed_runs(page_blocks, folder):
+        shutil.copytree(tiny, folder / run)
+    shutil.rmtree(tiny)
 
 
 def start_server(socket: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -16,6 +16,8 @@ command line, and in Python blocks `load_config` gets them. They are told on std
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import os
 import re
@@ -36,6 +38,7 @@ SHORT = {
     "optim.warmup_steps": "2",
     "train.valid_every": "3",
     "train.max_steps": "6",
+    "decode.max_length": "12",
 }
 LATER = "9"  # max_steps where the command itself names a limit: more than the file's, so it goes on
 # A vocabulary that exists already cannot be given a size.
@@ -54,6 +57,8 @@ def short_settings(config: str, given: Sequence[str]) -> list[str]:
         del short["tokenizer.vocab_size"]
     if any(x.startswith("train.max_steps=") for x in given):
         short["train.max_steps"] = LATER
+    if "train.valid_every=1" in given:
+        del short["train.valid_every"]
     return [f"{key}={value}" for key, value in short.items()]
 
 
@@ -62,7 +67,7 @@ def shortened(args: Sequence[str]) -> list[str]:
     words = list(args)
     if words[:1] != ["train"] or "--config" not in words[:-1]:
         return words
-    given = [b for a, b in zip(words, words[1:], strict=False) if a == "--set"]
+    given = [b for a, b in itertools.pairwise(words) if a == "--set"]
     more = short_settings(words[words.index("--config") + 1], given)
     print(f"[shortened: {' '.join(more)}]", file=sys.stderr, flush=True)
     return [*words, *(word for value in more for word in ("--set", value))]
@@ -142,6 +147,12 @@ def serve(path: str) -> None:
             caller.close()
 
 
+def _writer(descriptor: int) -> io.TextIOWrapper:
+    """A text stream as a new interpreter has it."""
+    file = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(file, line_buffering=descriptor == 2, errors="backslashreplace")
+
+
 def answer(caller: socket.socket) -> None:
     """In a child of the server: become the process that the caller stands for."""
     status = 1
@@ -154,8 +165,8 @@ def answer(caller: socket.socket) -> None:
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
-        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
-        sys.stderr = open(2, "w", 1, closefd=False, errors="backslashreplace")
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
+        sys.stdout, sys.stderr = _writer(1), _writer(2)
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["environment"])

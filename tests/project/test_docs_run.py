@@ -48,7 +48,8 @@ def template(tmp_path_factory: pytest.TempPathFactory, socket: Path) -> Path:
     folder = tmp_path_factory.mktemp("clone")
     make_template(folder)
     (folder / "tiny.yaml").write_text(TINY, encoding="utf-8")
-    Sandbox(folder, socket).run("mttrain", "train", "--config", "tiny.yaml")
+    every = ("--set", "train.valid_every=1")
+    Sandbox(folder, socket).run("mttrain", "train", "--config", "tiny.yaml", *every)
     (folder / "tiny.yaml").unlink()
     return folder
 
@@ -83,3 +84,54 @@ def test_blocks_that_are_not_run_say_why(page: Path) -> None:
             print(f"not run: {block.name}: {block.not_run}")
             assert len(block.not_run) >= 10, f"{block.name}: why is it not run?"
             assert block.language not in ("", "text"), f"{block.name} would not be run anyway"
+
+
+# ---- the harness itself -------------------------------------------------------------------------
+
+WRONG = {
+    "a command": "```bash\nfalse\n```\n",
+    "a part of a pipe": "```bash\nfalse | cat\n```\n",
+    "the second command": "```bash\nX=1\n```\n\n```bash\ntest $X = 1\ntest $X = 2\n```\n",
+    "behind a dollar": "```console\n$ false\noutput\n```\n",
+    "a program that is not there": "```bash\nmttrainn --help\n```\n",
+    "our program": "```bash\nmttrain translate --model runs/none </dev/null\n```\n",
+    "Python": "```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n",
+    "a key": "```yaml\ntrain: {max_stepz: 3}\n```\n",
+    "JSON": '```json\n{"a": }\n```\n',
+    "a language": "```ruby\nputs 1\n```\n",
+    "an error message": "```bash\necho error: bad\n```\n\n```text\nerror: good\n```\n",
+    "the package index": "```bash\npip install mttrain\n```\n",
+}
+
+
+def made_up(folder: Path, text: str, socket: Path) -> PageRun:
+    """The run of a page with this text, in an empty directory."""
+    page = folder / "page.md"
+    page.write_text(text, encoding="utf-8")
+    return PageRun(Sandbox(folder, socket), blocks(page))
+
+
+@pytest.mark.parametrize("text", WRONG.values(), ids=list(WRONG))
+def test_wrong_block_is_found(text: str, tmp_path: Path, socket: Path) -> None:
+    """Stops the tests above from passing whatever the pages say."""
+    with pytest.raises((BlockFailed, ValueError), match=r"page\.md|Expecting value"):
+        made_up(tmp_path, text, socket).run()
+
+
+def test_right_blocks_share_a_state(tmp_path: Path, socket: Path) -> None:
+    """Stops a block from being run in another directory or without what came before it."""
+    text = (
+        "```bash\nmkdir sub\ncd sub\nWORD=small\n```\n\n"
+        "<!-- not run: it would fail here -->\n```bash\nfalse\n```\n\n"
+        "Save this as `a.yaml`:\n\n```yaml\nrun_dir: r\ndata: {source_lang: en, target_lang: de, "
+        "train: {source: a, target: b}, valid: {source: a, target: b}}\n"
+        "train: {max_steps: 3}\n```\n\n"
+        "- in a list:\n\n  ```bash\n  mttrain --version | grep mttrain > $WORD.txt\n  ```\n\n"
+        "```text\noutput\n```\n\n"
+        "```python\nfrom pathlib import Path\n```\n\n"
+        "```python\nassert Path('sub/small.txt').exists() and Path('a.yaml').exists()\n```\n"
+    )
+    run = made_up(tmp_path, text, socket)
+    run.run()
+    assert [block.language for block in run.ran] == ["bash", "yaml", "bash", "python", "python"]
+    assert [block.not_run for block in run.blocks if block.not_run] == ["it would fail here"]

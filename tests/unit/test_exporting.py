@@ -68,9 +68,11 @@ def test_a_failure_leaves_nothing(problem: BaseException, tmp_path: Path) -> Non
 def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     """A library's error without the name of the output reached the user."""
     out = tmp_path / "out"
-    with pytest.raises(DataError, match=r"out: cannot write the export: No space"):
-        with new_directory(out, replace=False):
-            raise OSError(28, "No space left on device")
+    with (
+        pytest.raises(DataError, match=r"out: cannot write the export: No space"),
+        new_directory(out, replace=False),
+    ):
+        raise OSError(28, "No space left on device")
     assert not list(tmp_path.iterdir())
 
 
@@ -98,6 +100,19 @@ def test_never_replaces_anything_else(replace: bool, tmp_path: Path) -> None:
         fill(mine / "thesis.txt", "x", replace=replace)
     assert (mine / "thesis.txt").read_text() == "x"
     assert list(tmp_path.iterdir()) == [mine]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_files_that_came_meanwhile_stay(replace: bool, tmp_path: Path) -> None:
+    """What somebody put there while the export was written was taken for an earlier export."""
+    out = tmp_path / "out"
+    with (
+        pytest.raises(ConfigError, match="no export"),
+        new_directory(out, replace=replace),
+    ):
+        out.mkdir()
+        (out / "thesis.txt").write_text("x")
+    assert (out / "thesis.txt").read_text() == "x" and list(tmp_path.iterdir()) == [out]
 
 
 def test_an_empty_directory_is_filled(tmp_path: Path) -> None:

@@ -146,12 +146,23 @@ def test_tip_lies_over_its_square() -> None:
         r'<rect class="tip" x="([\d.]+)" y="([\d.]+)" width="20" height="20"><title>([^<]+)<', svg
     )
     assert [tip[2] for tip in tips] == ["r0 → c0: 1.00", "r1 → c1: 0.50"]
-    image = re.search(r"<image [^>]*>", svg)
-    assert image is not None
-    (x0, y0), (x1, y1) = ((float(tip[0]), float(tip[1])) for tip in tips)
-    assert (x1 - x0, y1 - y0) == (20, 20)
-    marks = [float(x) for x in re.findall(r"rotate\(-?90[^)]*?([\d.]+) [\d.]+\)", svg)]
-    assert marks == [] or abs(marks[0] - (x0 + 10)) < 8
+    place = re.search(r'<image [^>]*transform="matrix\(20 0 0 20 ([\d.]+) ([\d.]+)\)"', svg)
+    assert place is not None
+    corners = [(float(tip[0]), float(tip[1])) for tip in tips]
+    left, top = float(place[1]), float(place[2])
+    assert corners == [
+        pytest.approx((left, top), abs=0.1),
+        pytest.approx((left + 20, top + 20), abs=0.1),
+    ]
+
+
+def test_nothing_of_a_figure_reaches_the_page_around_it() -> None:
+    """The style sheet that matplotlib puts into an SVG would hold for the whole page."""
+    svg = curves([Series("a", [1, 2], [1, 2])]).inline("c", "t")
+    assert "<style" not in svg
+    assert "<metadata" not in svg
+    assert "font-family: var(--figure)" in svg
+    assert "DejaVu" not in svg
 
 
 def test_thinned_keeps_the_mean() -> None:
