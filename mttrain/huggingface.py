@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
+from mttrain.checkpoint import ModelBundle
 from mttrain.config import DecodeConfig, ModelConfig
-from mttrain.errors import ConfigError, MissingDependency
+from mttrain.errors import CheckpointError, ConfigError, MissingDependency
 from mttrain.exporting import ExportReport, new_directory, write_report
 from mttrain.hfcheck import TARGET_FOLDER, compare
 from mttrain.model import Transformer
@@ -46,9 +48,8 @@ _CLASSES = {
 }
 _EPS = 1e-5  # what all of them use in layer norm; it cannot be set
 _ACTIVATIONS = ("relu", "gelu")
-_FEWEST_POSITIONS = (
-    1024  # rows of a sinusoidal table; beyond its end transformers raises IndexError
-)
+# Rows of a sinusoidal position table, at least; beyond its end transformers raises IndexError.
+_FEWEST_POSITIONS = 1024
 _IMPOSSIBLE = -1e9  # logit of an id that the target vocabulary does not have
 # Computed by the model itself, or zero: all that may be absent from what we give it.
 _OWN = ("embed_positions.weight", "final_logits_bias")
@@ -81,7 +82,7 @@ def export_huggingface(
     bundle = translator.bundles[0]
     settings = bundle.model.config
     _refuse(settings)
-    options = translator.completed(TranslateOptions(**_decoding(bundle.meta)))
+    options = translator.completed(TranslateOptions(**_decoding(bundle)))
     limits = _limits(settings, options, bundle.meta.get("max_length"))
     with new_directory(output, replace=replace) as folder, _quiet(library):
         theirs = _converted(library, bundle.model, limits)
@@ -95,15 +96,17 @@ def export_huggingface(
         if separate:
             _save_tokenizer(folder / TARGET_FOLDER, bundle.target_tokenizer, limits.output)
         name = type(theirs).__name__
+        remarks = list(_remarks(settings, separate))
         card = model_card(
-            bundle, output.resolve().name, name, separate=separate, longest=limits.source
+            bundle, output.resolve().name, name, remarks, separate=separate, longest=limits.source
         )
         (folder / "README.md").write_text(card, encoding="utf-8")
         del theirs
         result = compare(library, folder, translator, lines, limits.output, separate)
-        notes = [*result.notes, *_notes(settings, name, separate)]
+        about = f"It is a {name}; README.md is its model card: fill in the licence there."
+        notes = (*result.notes, about, *remarks)
         report = ExportReport(
-            str(output), FORMAT, len(lines), result.equal, result.largest_difference, tuple(notes)
+            str(output), FORMAT, len(lines), result.equal, result.largest_difference, notes
         )
         write_report(folder, report)
     return report
@@ -161,9 +164,14 @@ def _refuse(settings: ModelConfig) -> None:
         )
 
 
-def _decoding(meta: dict[str, Any]) -> dict[str, Any]:
+def _decoding(bundle: ModelBundle) -> dict[str, Any]:
     """The decode section that the model was trained with."""
-    return DecodeConfig.model_validate(meta.get("decode") or {}).model_dump()
+    try:
+        return DecodeConfig.model_validate(bundle.meta.get("decode") or {}).model_dump()
+    except ValidationError:
+        raise CheckpointError(
+            f"{bundle.path}: the decode section of meta.json is damaged."
+        ) from None
 
 
 def _limits(settings: ModelConfig, options: TranslateOptions, trained: object) -> _Limits:
@@ -203,12 +211,15 @@ def _generation(options: TranslateOptions, limits: _Limits) -> dict[str, Any]:
     }
 
 
-def _notes(settings: ModelConfig, name: str, separate: bool) -> Iterator[str]:
-    yield f"It is a {name}; README.md is its model card: fill in the licence there."
+def _remarks(settings: ModelConfig, separate: bool) -> Iterator[str]:
+    """What whoever loads the directory must know."""
     if settings.norm == "pre" and settings.tie != "all":
-        yield "Its embeddings are not one matrix, which this class knows from transformers 5 on."
+        yield (
+            "It needs transformers 5 or newer: older versions take its embeddings for one matrix "
+            "and translate wrongly."
+        )
     if separate:
-        yield f"The tokenizer of the target is in its subfolder {TARGET_FOLDER}."
+        yield f"The tokenizer of the target is in the subfolder {TARGET_FOLDER}."
 
 
 # ---- parameters -------------------------------------------------------------------------------
@@ -230,7 +241,8 @@ def _converted(library: Any, model: Transformer, limits: _Limits) -> Any:
         values["tie_word_embeddings"] = settings.tie == "all"
     if names[0] == "BlenderbotConfig":
         values["encoder_no_repeat_ngram_size"] = 0
-    theirs = build(kind(**values, **_sizes(settings, limits))).eval()
+    with torch.random.fork_rng(devices=[]):  # all that it draws is replaced
+        theirs = build(kind(**values, **_sizes(settings, limits))).eval()
     tensors = _tensors(model, theirs.state_dict(), None if marian else max(source, target))
     missing, unexpected = theirs.load_state_dict(tensors, strict=False)
     absent = [name for name in missing if not name.endswith(_OWN)]

@@ -48,12 +48,18 @@ class _Run:
 
 
 def model_card(
-    bundle: ModelBundle, name: str, class_name: str, *, separate: bool, longest: int
+    bundle: ModelBundle,
+    name: str,
+    class_name: str,
+    remarks: Sequence[str] = (),
+    *,
+    separate: bool,
+    longest: int,
 ) -> str:
     """The text of README.md for an export that is called `name`.
 
-    class_name: of transformers' model; separate: there is a tokenizer for each side; longest:
-    tokens of a source that the tokenizer keeps, EOS included.
+    class_name: of transformers' model; remarks: sentences on using it; separate: there is a
+    tokenizer for each side; longest: tokens of a source that the tokenizer keeps, EOS included.
     """
     run = _read_run(bundle)
     tests = list(_tests(bundle, run))
@@ -65,6 +71,7 @@ def model_card(
         f"# {name}",
         _introduction(direction, class_name, run, bundle),
         _usage(name, separate, longest),
+        "\n".join(remarks),
         _section("Training data", _data(run)),
         _section("Scores", [*_validation(bundle, run), *(row for _, row in tests)], _SCORE_HEAD),
         _section("Training", _training(bundle, run)),

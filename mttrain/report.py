@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -248,7 +249,11 @@ def translate_run(
     total = len(sources)
     places = [n * total // min(lines, total) for n in range(min(lines, total))]
     sources, references = ([side[place] for place in places] for side in (sources, references))
-    translator = Translator.load(run.path, device=device, threads=threads)
+    try:
+        translator = Translator.load(run.path, device=device, threads=threads)
+    except (CheckpointError, DataError) as error:  # damaged, or removed by the training meanwhile
+        run.notes.append(f"Nothing was translated: {error}")
+        return None
     options = translator.completed(TranslateOptions(**run.config.decode.model_dump()))
     found = list(progress(translator.translate_lines(sources, options)))
     texts = [translation.text for translation in found]
@@ -268,13 +273,23 @@ def translate_run(
 
 def _scored(run: RunFacts, texts: list[str], references: list[str], lang: str) -> list[Score]:
     """With 95 % intervals; without BLEU, and a note, where its tokenizer is not to be had."""
-    bootstrap = BOOTSTRAP if len(texts) > 1 else 0
-    try:
-        return score_corpus(texts, [references], lang=lang, bootstrap=bootstrap)
-    except MissingDependency as error:
-        run.notes.append(str(error))
-        others = [name for name in METRICS if name != "bleu"]
-        return score_corpus(texts, [references], metrics=others, bootstrap=bootstrap)
+    scores = []
+    for name in METRICS:
+        try:
+            scores += _one_score(name, texts, references, lang)
+        except MissingDependency as error:
+            run.notes.append(str(error))
+    return scores
+
+
+def _one_score(name: str, texts: list[str], references: list[str], lang: str) -> list[Score]:
+    one: dict[str, Any] = {"lang": lang, "metrics": [name]}
+    if len(texts) > 1:
+        with suppress(TypeError):
+            # sacreBLEU's mean of resamples fails where some of them score nothing at all, which
+            # are of another type: such a system gets no interval.
+            return score_corpus(texts, [references], bootstrap=BOOTSTRAP, **one)
+    return score_corpus(texts, [references], **one)
 
 
 def sentence_scores(texts: Sequence[str], references: Sequence[str]) -> list[float]:

@@ -131,7 +131,7 @@ def _charts(runs: Sequence[RunFacts]) -> list[Figure]:
                     continue  # of several runs the validation alone
                 x, y = run.curve(kind, name)
                 if any(map(math.isfinite, y)):
-                    shown = run.label if len(runs) > 1 else label
+                    shown = visible(run.label, 60) if len(runs) > 1 else label
                     colour = n if len(runs) > 1 else m
                     series.append(_series((x, y), shown, colour, kind == "valid" or marks))
         if not series:
@@ -143,7 +143,7 @@ def _charts(runs: Sequence[RunFacts]) -> list[Figure]:
         picture = curves(series, logarithmic=log)
         svg = _markup(picture.inline(f"chart{place}", f"{title} over the updates; last {names}"))
         legend = [(one.colour, one.label) for one in series] if len(series) > 1 else []
-        figures.append(Figure(title, svg, legend, "logarithmic scale" if log else ""))
+        figures.append(Figure(title, svg, legend, "log scale" if log else ""))
     return figures
 
 

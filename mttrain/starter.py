@@ -4,7 +4,7 @@
 machine to settings, each with its reason; `starter_yaml` writes them as a commented file. The
 settings are a beginning: nothing here was searched for on the corpus itself.
 
-Price: one pass over the text at about 500,000 pairs a second, and a sample of them in memory.
+Price: one pass over the text at about 200,000 pairs a second, and a sample of them in memory.
 """
 
 from __future__ import annotations

@@ -205,6 +205,9 @@ def test_a_vocabulary_for_each_side(
     """Case X02: the matrix of the wrong side, or ids that the target does not have."""
     run, out, report = exported(tmp_path, separate, **changes)
     check(run, out, report, "target")
+    untied = changes["norm"] == "pre"  # a class whose older versions tie what they are not told to
+    assert ("transformers 5 or newer" in (out / "README.md").read_text("utf-8")) == untied
+    assert ("transformers 5 or newer" in report.text()) == untied
     target = transformers.AutoTokenizer.from_pretrained(out, subfolder="target")
     assert target("läuft Haus")["input_ids"] == [*separate[1].encode("läuft Haus"), EOS_ID]
 
@@ -390,6 +393,13 @@ def test_settings_without_a_counterpart(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_a_damaged_decode_section(shared: tuple[Tokenizer, Tokenizer], tmp_path: Path) -> None:
+    """What pydantic says of meta.json reached the user."""
+    run = make_run(tmp_path, random_model(shared), shared, decode={"beam": 0})
+    with pytest.raises(CheckpointError, match="the decode section of meta.json is damaged"):
+        export_huggingface(str(run), tmp_path / "out", lines=LINES, replace=False)
+
+
 def test_a_failed_comparison_leaves_nothing(
     shared: tuple[Tokenizer, Tokenizer], tmp_path: Path
 ) -> None:
@@ -459,10 +469,16 @@ def forget(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
     return change
 
 
+def far_positions(tensors: dict[str, torch.Tensor]) -> None:
+    """Short sentences look fine."""
+    tensors["model.encoder.embed_positions.weight"][150:] = 0
+
+
 FAULTS: dict[str, Callable[[Path], None]] = {
     "columns": alter_tensors(columns_as_ours),
     "bias": alter_tensors(forget("model.decoder.layers.0.encoder_attn.k_proj.weight")),
     "final norm": alter_tensors(forget("model.decoder.layer_norm.bias")),
+    "far positions": alter_tensors(far_positions),
     "scale": alter_json("config.json", scale_embedding=False),
     "activation": alter_json("config.json", activation_function="gelu"),
     "heads": alter_json("config.json", encoder_attention_heads=4),

