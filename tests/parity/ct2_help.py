@@ -62,7 +62,7 @@ def one_sentence(tokenizer: Tokenizer, text: str) -> Any:
                 parameter.mul_(1e-3)  # what is left of the decoder is the last token's embedding
         for token, following in itertools.pairwise(chain):
             direction = model.decoder.embed_tokens.weight[token]
-            model.lm_head.weight[following] = direction / direction.norm()
+            model.lm_head.weight[following] = 3.0 * direction / direction.norm()
     return model
 
 

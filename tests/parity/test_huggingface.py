@@ -396,7 +396,7 @@ def test_settings_without_a_counterpart(
 def test_a_damaged_decode_section(shared: tuple[Tokenizer, Tokenizer], tmp_path: Path) -> None:
     """What pydantic says of meta.json reached the user."""
     run = make_run(tmp_path, random_model(shared), shared, decode={"beam": 0})
-    with pytest.raises(CheckpointError, match="the decode section of meta.json is damaged"):
+    with pytest.raises(CheckpointError, match="the decode section of meta"):
         export_huggingface(str(run), tmp_path / "out", lines=LINES, replace=False)
 
 

@@ -410,7 +410,8 @@ class PageRun:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.body, encoding="utf-8")
         else:
-            base: dict[str, Any] = yaml.safe_load(TINY)
+            tiny: dict[str, Any] = yaml.safe_load(TINY)
+            base = {name: tiny[name] for name in ("run_dir", "data", "train")}
             for section, part in values.items():
                 both = isinstance(part, dict) and isinstance(base.get(section), dict)
                 base[section] = {**base[section], **part} if both else part
