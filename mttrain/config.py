@@ -17,15 +17,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from mttrain.aliases import OTHER_NAMES
+from mttrain.dataconfig import CorpusConfig as CorpusConfig
+from mttrain.dataconfig import DataConfig as DataConfig
 from mttrain.errors import ConfigError
 from mttrain.settings import (
     Betas,
     ClipNorm,
     Device,
     Duration,
-    Language,
     NotNegative,
-    OneOrMany,
     Positive,
     Problem,
     Section,
@@ -44,48 +45,6 @@ from mttrain.yamlio import (
     plain_tree,
     read_yaml,
 )
-
-
-class CorpusConfig(Section):
-    """A pair of parallel text files, one sentence a line, plain or gzip."""
-
-    source: Text = Field(description="file of source sentences")
-    target: Text = Field(description="file of their translations, line by line")
-    weight: float = Field(
-        1.0, gt=0.0, description="how many times an epoch holds the corpus; training data only"
-    )
-
-
-class DataConfig(Section):
-    """The text files and which of their pairs are used."""
-
-    source_lang: Language = Field(description="language code of the source, such as en")
-    target_lang: Language = Field(
-        description="language code of the target; also chooses the tokenizer of BLEU"
-    )
-    train: Annotated[list[CorpusConfig], OneOrMany] = Field(
-        min_length=1, description="training corpus, or a list of them"
-    )
-    valid: CorpusConfig = Field(description="validation corpus, scored every train.valid_every")
-    test: CorpusConfig | None = Field(None, description="test corpus, scored once at the end")
-    max_length: Annotated[Whole, Field(ge=2)] = Field(
-        256, description="longest side of a training pair in subwords, EOS included"
-    )
-    max_ratio: Annotated[float, Field(ge=1.0)] | None = Field(
-        None, description="largest longer/shorter ratio of subword counts; null = no limit"
-    )
-    drop_duplicates: bool = Field(False, description="use repeated training pairs only once")
-    workers: NotNegative = Field(
-        0, description="processes that prepare batches; 0 = the main process"
-    )
-    cache_dir: Text | None = Field(
-        None, description="directory of encoded corpora, shared by runs; null = the run directory"
-    )
-
-    def problems(self) -> Iterator[Problem]:
-        for name, corpus in (("valid", self.valid), ("test", self.test)):
-            if corpus is not None and corpus.weight != 1.0:
-                yield Problem((f"{name}.weight",), "only training corpora have a weight; remove it")
 
 
 class TokenizerConfig(Section):
@@ -132,30 +91,34 @@ class ModelConfig(Section):
     # The bound keeps a made-up width from asking for gigabytes of positions before it is compared
     # with the tensors of its model.
     d_model: Annotated[Positive, Field(le=65_536)] = Field(
-        128, description="width of embeddings and layers"
+        128, description="width of the embeddings and layers"
     )
     d_ff: Positive = Field(256, description="inner width of the feed-forward blocks")
     num_heads: Positive = Field(4, description="attention heads; divides d_model")
     encoder_layers: Positive = Field(4, description="layers of the encoder")
     decoder_layers: Positive = Field(4, description="layers of the decoder")
-    dropout: Share = Field(0.3, description="share dropped from embeddings and block outputs")
+    dropout: Share = Field(
+        0.3, description="share dropped from the embeddings and the output of each block"
+    )
     attention_dropout: Share = Field(0.0, description="share dropped from attention weights")
-    activation_dropout: Share = Field(0.0, description="share dropped inside feed-forward blocks")
+    activation_dropout: Share = Field(
+        0.0, description="share dropped in feed-forward blocks, after the activation"
+    )
     activation: Literal["relu", "gelu", "swiglu"] = Field(
         "relu", description="non-linearity of the feed-forward blocks"
     )
     norm: Literal["post", "pre"] = Field(
-        "post", description="layer norm after each residual sum, as in the paper, or before a block"
+        "post", description="where layer norms stand: after each residual sum, or before each block"
     )
     positions: Literal["sinusoidal", "learned"] = Field(
-        "sinusoidal", description="position encoding; learned ones end at max_positions"
+        "sinusoidal", description="position encoding"
     )
     max_positions: Positive | None = Field(
-        None, description="number of learned positions, in tokens; only with positions: learned"
+        None, description="rows of the learned table, in tokens; required with positions: learned"
     )
     tie: Literal["all", "target", "none"] = Field(
         "all",
-        description="embeddings that are one matrix: source, target and output; target and output",
+        description="which embeddings are one matrix",
     )
     layer_norm_eps: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         1e-5, description="added to the variance in layer norm"
@@ -195,9 +158,11 @@ class OptimConfig(Section):
         0.0, description="learning rate that the schedule does not go below"
     )
     label_smoothing: Share = Field(
-        0.1, description="probability mass spread over the whole vocabulary"
+        0.1, description="probability mass spread evenly over the vocabulary"
     )
-    clip_norm: ClipNorm = Field(1.0, description="largest norm of the gradient; null = no clipping")
+    clip_norm: ClipNorm = Field(
+        1.0, description="largest Euclidean norm of the gradient of one update; null = no clipping"
+    )
 
     def problems(self) -> Iterator[Problem]:
         keys = ("min_lr", "schedule")
@@ -218,27 +183,32 @@ class TrainConfig(Section):
     )
     accumulate: Positive = Field(1, description="batches whose gradients are summed per update")
     max_steps: Positive | None = Field(None, description="stop after this many updates")
-    max_epochs: Positive | None = Field(None, description="stop after this many passes")
+    max_epochs: Positive | None = Field(
+        None, description="stop after this many passes over the training data"
+    )
     max_time: Duration = Field(
-        None, description='stop after this time: "90m", "1h30m", "45s", or seconds'
+        None, description="stop after this time in training: 90m, 1h30m, 45s, or whole seconds"
     )
     device: Device = Field(
-        "auto", description="auto (CUDA if there is one), cpu, cuda, cuda:N or mps"
+        "auto", description="where training runs; auto = CUDA if there is one, else the CPU"
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="arithmetic of the forward pass; auto = bf16 where it is fast"
+        "auto",
+        description="arithmetic of matrix products; auto = bf16 on GPUs that have it, else fp32",
     )
     max_bad_updates: Positive = Field(
         10, description="stop after this many updates in a row whose gradient is not finite"
     )
-    valid_every: Positive = Field(130, description="updates between validations and checkpoints")
+    valid_every: Positive = Field(
+        130, description="updates between validations; a checkpoint is written at each"
+    )
     valid_beam: Positive = Field(1, description="beam width of validations during training")
     valid_samples: NotNegative = Field(
         3, description="translations written to log.jsonl at each validation"
     )
-    log_every: Positive = Field(10, description="updates between log records")
+    log_every: Positive = Field(10, description="updates between two records in log.jsonl")
     best_metric: Literal["bleu", "chrf", "nll"] = Field(
-        "bleu", description="validation figure that chooses the best checkpoint; nll: lowest wins"
+        "bleu", description="validation figure that chooses the best checkpoint"
     )
     patience: Positive | None = Field(
         None, description="stop after this many validations without a better best; null = never"
@@ -246,7 +216,10 @@ class TrainConfig(Section):
     keep_last: Positive = Field(10, description="newest checkpoints kept, besides the best")
     average: NotNegative = Field(10, description="checkpoints averaged at the end; 0 = no average")
     average_of: Literal["last", "best"] = Field(
-        "last", description="which checkpoints are averaged: the newest or the best"
+        "last", description="which checkpoints are averaged: the last or the best"
+    )
+    tensorboard: bool = Field(
+        False, description="write the records of log.jsonl for TensorBoard too"
     )
 
     @property
@@ -299,7 +272,7 @@ class RunConfig(Section):
 
     run_dir: Text = Field(description="directory of the run's checkpoints, log and vocabulary")
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = Field(
-        1, description="seed of weights, data order and dropout"
+        1, description="seed of the initial weights, the order of the data and dropout"
     )
     threads: Annotated[Positive, Field(le=1024)] | None = Field(
         None, description="CPU threads; null = one per core, or what the container may use"
@@ -350,38 +323,6 @@ class RunConfig(Section):
 
 _SECTIONS = ("data", "tokenizer", "model", "optim", "train", "decode")
 
-_OTHER_NAMES = {
-    other: name
-    for name, others in {
-        "run_dir": "output_dir model_dir save_dir",
-        "data.source_lang": "src_lang",
-        "data.target_lang": "tgt_lang",
-        "data.max_length": "max_len max_seq_len",
-        "tokenizer.vocab_size": "vocab",
-        "model.d_model": "hidden_size embedding_size emb_dim",
-        "model.d_ff": "ff_size ffn_dim",
-        "model.num_heads": "heads n_heads nhead",
-        "model.encoder_layers": "layers num_layers n_layers",
-        "model.tie": "share_embeddings tied_embeddings",
-        "optim": "optimizer",
-        "optim.lr": "learning_rate max_lr",
-        "optim.warmup_steps": "warmup warmup_updates",
-        "optim.clip_norm": "clip grad_clip max_grad_norm",
-        "train": "training",
-        "train.batch_tokens": "max_tokens",
-        "train.accumulate": "update_freq accumulation_steps",
-        "train.max_steps": "steps max_updates",
-        "train.max_epochs": "epochs",
-        "train.valid_every": "eval_every",
-        "train.patience": "early_stopping",
-        "decode": "decoding",
-        "decode.beam": "beam_size num_beams",
-        "decode.length_penalty": "alpha",
-    }.items()
-    for other in others.split()
-}
-"""Names that other trainers use, for "did you mean"."""
-
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a YAML file, put `section.key=value` overrides on top, and check everything.
@@ -399,7 +340,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{tree.spots[()].where}: holds {kind}, not key: value lines")
     for text in overrides:
         override(tree, text)
-    return check(RunConfig, tree, _OTHER_NAMES)
+    return check(RunConfig, tree, OTHER_NAMES)
 
 
 def parse_config(data: dict[str, Any], *, name: str = "config") -> RunConfig:
@@ -409,17 +350,12 @@ def parse_config(data: dict[str, Any], *, name: str = "config") -> RunConfig:
     """
     if not isinstance(data, dict):
         raise ConfigError(f"{name}: holds no section of key: value lines")
-    return check(RunConfig, plain_tree(data, name), _OTHER_NAMES)
+    return check(RunConfig, plain_tree(data, name), OTHER_NAMES)
 
 
 def dump_config(config: RunConfig) -> str:
     """YAML text with every setting; `load_config` reads it back equal."""
     return dump_yaml(config.model_dump(mode="json"))
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON schema of the configuration file, for editors."""
-    return RunConfig.model_json_schema()
 
 
 def changed_keys(old: RunConfig, new: RunConfig) -> dict[str, tuple[object, object]]:

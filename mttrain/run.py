@@ -46,10 +46,7 @@ from mttrain.model import Transformer
 from mttrain.progress import Progress, TrainResult
 from mttrain.rundir import LOWER_IS_BETTER, remove_whole
 from mttrain.runlog import RunLog
-from mttrain.runsetup import (
-    tokenizers_of_run,
-    write_config,
-)
+from mttrain.runsetup import tokenizers_of_run, write_config
 from mttrain.validation import Evaluation, Validator
 
 AVERAGE = "average"
@@ -108,10 +105,13 @@ class Run:
         self._say_sizes()
         plan = epoch_plan(self.config, self.dataset, 0)
         updates = -(-len(plan) // self.config.train.accumulate)
+        tokens, padding = int(plan.target_tokens.sum()), plan.padding
         self._say(
-            f"an epoch: {len(plan)} batches, {updates} updates, "
-            f"{int(plan.target_tokens.sum()):,} target tokens, {100 * plan.padding:.1f} % padding"
+            f"an epoch: {len(plan)} batches, {updates} updates, {tokens:,} target tokens, "
+            f"{100 * padding:.1f} % padding"
         )
+        plain = {"batches": len(plan), "target_tokens": tokens, "padding": padding}
+        self.log.event("plan", step=0, updates_per_epoch=updates, **plain)
         steps = self.config.train.max_steps
         if steps is not None:
             self._say(f"train.max_steps {steps}: {steps / updates:.1f} epochs")

@@ -18,10 +18,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
@@ -31,11 +31,22 @@ _CLOSING = ("average", "test")  # kinds of records that come right before that o
 _PLAIN_EVERY = 30.0  # seconds between progress lines where there is no terminal
 
 
+class Mirror(Protocol):
+    """What shows the records elsewhere, too."""
+
+    def begin(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Show these records and no others."""
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Show one more."""
+
+
 class RunLog:
     """Writes the records of one run and talks to the console.
 
     `path` None writes no file (ranks other than the first); `quiet` says nothing on the console,
-    which is stderr unless given.
+    which is stderr unless given. A `mirror` that is set before the first record gets all of them,
+    those of earlier starts included.
     """
 
     def __init__(
@@ -45,6 +56,8 @@ class RunLog:
         self._console = None if quiet else (console or sys.stderr)
         self._bar: ProgressBar | None = None
         self._mended = False
+        self.mirror: Mirror | None = None
+        self._mirrored = False
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one record; numbers that JSON lacks become the strings "nan", "inf", "-inf"."""
@@ -52,15 +65,27 @@ class RunLog:
         if self.path is None:
             return
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        record = json.dumps(_plain({"kind": kind, "time": now, **fields}), ensure_ascii=False)
+        record = _plain({"kind": kind, "time": now, **fields})
+        text = json.dumps(record, ensure_ascii=False)
         try:
             if not self._mended:
                 _drop_torn_line(self.path)
                 self._mended = True
             with open(self.path, "ab") as file:
-                file.write(record.encode("utf-8") + b"\n")
+                file.write(text.encode("utf-8") + b"\n")
         except OSError as error:
             raise DataError(f"{self.path}: cannot write it: {error.strerror}.") from None
+        if self.mirror is not None and self._mirrored:
+            self.mirror.add(record)
+        else:
+            self._mirror_all()
+
+    def _mirror_all(self) -> None:
+        """Show in the mirror what the file holds."""
+        if self.mirror is not None and self.path is not None:
+            self._mirrored = True
+            records = map(_record, _whole_lines(self.path))
+            self.mirror.begin([record for record in records if record is not None])
 
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
@@ -119,6 +144,7 @@ class RunLog:
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise DataError(f"{self.path}: cannot write it: {error.strerror}.") from None
+        self._mirror_all()
 
 
 class ProgressBar:

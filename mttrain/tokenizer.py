@@ -171,9 +171,28 @@ class Tokenizer:
         encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encode_words(self, texts: Sequence[str]) -> tuple[list[list[int]], list[list[int]]]:
+        """`encode_batch`, and for each id which word of its text (from 0) it belongs to.
+
+        A word is a piece of text inside which tokens are merged.
+        """
+        encodings = self._inner.encode_batch(list(texts), add_special_tokens=False)
+        return [e.ids for e in encodings], [e.word_ids for e in encodings]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids: special ones dropped, bytes that are not UTF-8 as U+FFFD."""
         return b"".join([self._bytes[index] for index in ids]).decode("utf-8", errors="replace")
+
+    def byte_rows(self) -> list[list[int]]:
+        """For each id the ids of its single bytes: what it is before any merge."""
+        own = {data[0]: index for index, data in enumerate(self._bytes) if len(data) == 1}
+        return [[own[byte] for byte in data] for data in self._bytes]
+
+    def merge_ids(self) -> list[tuple[int, int, int]]:
+        """(left, right, merged) of all merges by id, the one learned first in front."""
+        model = self._content["model"]
+        vocab = model["vocab"]
+        return [(vocab[one], vocab[two], vocab[one + two]) for one, two in model["merges"]]
 
     def pieces(self, text: str) -> list[str]:
         """The tokens of a text as `token` writes them; none holds white space."""

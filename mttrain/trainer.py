@@ -9,10 +9,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from mttrain.boards import FOLDER, Board, require_tensorboard
 from mttrain.config import RunConfig
 from mttrain.distributed import World, choose_device, close_world, init_world, one_voice
 from mttrain.metrics import bleu_tokenizer, require_tokenizer
@@ -37,6 +39,8 @@ def train(config: RunConfig, *, fresh: bool = False, dry_run: bool = False) -> T
     """
     check_text_files(config)
     require_tokenizer(bleu_tokenizer(config.data.target_lang))  # before hours of training
+    if config.train.tensorboard:
+        require_tensorboard()
     if dry_run:
         return _rehearse(config)
     world = init_world(config.train.device)
@@ -58,7 +62,10 @@ def _train(config: RunConfig, world: World, fresh: bool) -> TrainResult:
     with make_run_dir(config, fresh=fresh) if world.is_main else nullcontext():
         world.barrier()
         path = Path(config.run_dir) / LOG if world.is_main else None
-        return Run(config, world, RunLog(path, quiet=not world.is_main), changes).run()
+        log = RunLog(path, quiet=not world.is_main)
+        if config.train.tensorboard and world.is_main:
+            log.mirror = Board(Path(config.run_dir) / FOLDER, log.say)
+        return Run(config, world, log, changes).run()
 
 
 def _rehearse(config: RunConfig) -> TrainResult:
@@ -68,7 +75,9 @@ def _rehearse(config: RunConfig) -> TrainResult:
     with tempfile.TemporaryDirectory() as folder:
         data = config.data.model_copy(update={"cache_dir": None})
         config = config.model_copy(update={"run_dir": folder, "data": data})
-        return Run(config, World(0, 1, torch.device("cpu")), RunLog(None)).rehearse()
+        log = Path(folder) / LOG
+        result = Run(config, World(0, 1, torch.device("cpu")), RunLog(log)).rehearse()
+        return replace(result, records=read_log(log))
 
 
 def _finished(config: RunConfig, changes: Sequence[str], quiet: bool) -> TrainResult | None:
