@@ -27,10 +27,22 @@ import typer
 import typer.main
 
 import mttrain
-from mttrain import cli_decode, cli_eval, cli_text
+from mttrain import (
+    cli_attention,
+    cli_check,
+    cli_completion,
+    cli_decode,
+    cli_eval,
+    cli_export,
+    cli_report,
+    cli_start,
+    cli_text,
+    cli_tools,
+    cli_train,
+)
 from mttrain.cli_checks import extra_argument_hint, say
-from mttrain.cli_options import ConfigFile, Debug, Settings, opt
-from mttrain.errors import ConfigError, MttrainError
+from mttrain.cli_options import Debug
+from mttrain.errors import MttrainError
 
 # Every typer has it, but not always under a public name: the base of all wrong-usage errors.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
@@ -57,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _sigterm_raises():
             command = typer.main.get_command(app)
+            if cli_completion.asked():
+                return cli_completion.answer(command)
             with command.make_context("mttrain", args) as context:
                 command.invoke(context)
             if sys.stdout is not None:
@@ -199,38 +213,18 @@ def _top(
 # ---- commands ---------------------------------------------------------------------------------
 
 # In the order of --help.
+app.command()(cli_start.init)
+app.command()(cli_start.config)
 app.command()(cli_text.tokenize)
+app.command()(cli_check.check)
 app.command()(cli_text.encode)
-
-
-@app.command()
-def train(
-    config: ConfigFile = None,
-    settings: Settings = None,
-    fresh: Annotated[bool, opt("--fresh", None, "Remove an earlier run of that name.")] = False,
-    dry_run: Annotated[
-        bool, opt("--dry-run", None, "Check text and sizes, train nothing.")
-    ] = False,
-    debug: Debug = False,
-) -> None:
-    """Train a model, or resume the run whose directory exists."""
-    if config is None:
-        raise ConfigError("Name the configuration: --config X.yaml.")
-    if fresh and dry_run:
-        raise ConfigError("--dry-run trains nothing, so --fresh has no effect; remove one.")
-    from mttrain.config import load_config
-
-    loaded = load_config(config, settings or ())  # before torch: mistakes show at once
-    from mttrain import trainer
-    from mttrain.corpus import write_lines
-
-    result = trainer.train(loaded, fresh=fresh, dry_run=dry_run)
-    # Under torchrun one process reports. The log has the scores too: a closed stdout costs nothing.
-    if os.environ.get("RANK", "0") == "0" and result.scores and sys.stdout is not None:
-        write_lines(None, [score.text() for score in result.scores])
-    if result.exit_code:
-        raise typer.Exit(result.exit_code)
-
-
+app.command()(cli_train.train)
 app.command("translate")(cli_decode.translate)
 app.command("eval")(cli_eval.evaluate)
+app.command()(cli_tools.score)
+app.command()(cli_tools.average)
+app.command("export")(cli_export.export)
+app.command()(cli_report.report)
+app.command()(cli_attention.attention)
+app.command()(cli_attention.positions)
+app.command("completion")(cli_completion.completion_script)

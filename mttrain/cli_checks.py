@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TextIO
 
 from mttrain.errors import ConfigError, DataError, TokenizerError
 from mttrain.languages import looks_like_code, same_language, suggested_code
@@ -32,15 +33,43 @@ _EXTRA = re.compile(r"unexpected extra argument(?:s|\(s\))? \((\S+)")
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code != ord("\n")}
 
 
+_COLOURS = {"error:": "\x1b[1;31m", "warning:": "\x1b[1;33m"}  # bold red, bold yellow
+_PLAIN = "\x1b[0m"
+
+
 def say(text: str) -> None:
     """Print a line to stderr; where nobody can read it, the work goes on without.
 
-    Control characters are spelled out.
+    Control characters are spelled out. On a terminal "error:" and "warning:" are coloured.
     """
     if sys.stderr is None:  # closed; print would take stdout instead
         return
     with contextlib.suppress(OSError):
-        print(text.translate(_CONTROLS), file=sys.stderr, flush=True)
+        lines = text.translate(_CONTROLS).split("\n")
+        if coloured(sys.stderr):
+            lines = [_with_colour(line) for line in lines]
+        print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def on_terminal(stream: TextIO | None) -> bool:
+    """Whether somebody may be looking at what is written there."""
+    return stream is not None and stream.isatty()
+
+
+def coloured(stream: TextIO | None) -> bool:
+    """Whether colours may be written: to a terminal that knows them, unless NO_COLOR is set.
+
+    https://no-color.org: any value but the empty one. Nothing sets colours for a file or pipe.
+    """
+    known = os.environ.get("TERM", "") not in ("", "dumb") and not os.environ.get("NO_COLOR")
+    return known and on_terminal(stream)
+
+
+def _with_colour(line: str) -> str:
+    label = line.split(" ", 1)[0]
+    if label not in _COLOURS:
+        return line
+    return f"{_COLOURS[label]}{label}{_PLAIN}{line[len(label) :]}"
 
 
 def option_name(name: str) -> str:

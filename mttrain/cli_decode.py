@@ -40,6 +40,7 @@ from mttrain.cli_options import (
     Threads,
     TopK,
     TopP,
+    WithEngine,
     given_options,
     load_translator,
     opt,
@@ -77,6 +78,7 @@ def translate(
     device: Device = None,
     precision: Arithmetic = None,
     threads: Threads = None,
+    engine: WithEngine = None,
     debug: Debug = False,
 ) -> None:
     """Translate text: as many lines out as in, in their order."""
@@ -92,7 +94,7 @@ def translate(
 
     require_writable(output)
     options = search_options(given_options(context), model)
-    translator = load_translator(context)
+    translator = load_translator(context, options)
     with option_names():
         options = translator.completed(options)
     summary = Summary()

@@ -48,6 +48,7 @@ from mttrain.cli_options import (
     Threads,
     TopK,
     TopP,
+    WithEngine,
     Words,
     given_options,
     language_pair,
@@ -85,6 +86,9 @@ def evaluate(
     lowercase: Annotated[bool, opt("--lowercase", None, "Ignore case.")] = False,
     confidence: Annotated[bool, opt("--confidence", None, "Bootstrap 95 % intervals.")] = False,
     samples: Annotated[Number, opt("--samples", "N", "Bootstrap samples (1000).")] = None,
+    comet: Annotated[
+        str | None, opt("--comet", "PATH", "COMET too, by this model; needs --source.")
+    ] = None,
     as_json: Annotated[bool, opt("--json", None, "Print one JSON object.")] = False,
     output: Annotated[str | None, opt("--output", "F", "Keep the translations.")] = None,
     beam: Beam = None,
@@ -104,6 +108,7 @@ def evaluate(
     device: Device = None,
     precision: Arithmetic = None,
     threads: Threads = None,
+    engine: WithEngine = None,
     debug: Debug = False,
 ) -> None:
     """Score translations (BLEU, chrF, TER) against references."""
@@ -122,6 +127,8 @@ def evaluate(
     else:
         hyps = _run_model(context, result, texts)
     _score(context, result, hyps, texts.refs, base)
+    if comet is not None:
+        _score_comet(context, result, hyps, texts, base)
     _print_result(result, as_json)
 
 
@@ -142,7 +149,9 @@ def _check_eval(context: typer.Context) -> None:
     if at["model"] and at["source"] is None and not both:
         raise ConfigError("--model needs the text to translate: --source F.")
     if at["hyp"] is not None:
-        others = ("source", "output", "device", "precision", "threads")
+        others = ["output", "precision", "threads", "engine"]
+        if at["comet"] is None:  # which reads the source, on a device
+            others += ["source", "device"]
         idle = [*given_options(context), *given_options(context, others)]
         if idle:
             raise ConfigError(
@@ -152,6 +161,8 @@ def _check_eval(context: typer.Context) -> None:
         raise ConfigError("--samples has an effect only with --confidence or --baseline.")
     if at["tokenize"] is not None and at["lang"] is not None:
         raise ConfigError("--tokenize decides what --lang would choose; give one of them.")
+    if at["comet"] is not None:
+        _check_comet(at["comet"], bool(at["source"] or both))
     at_least("--threads", 1, at["threads"], MOST_THREADS)
     at_least("--samples", 2, at["samples"])
     check_language(at["lang"])
@@ -273,7 +284,7 @@ def _run_model(context: typer.Context, result: dict[str, Any], texts: _Texts) ->
         if at["output"] is not None:  # opened first: a wrong path must not cost the translations
             writer = stack.enter_context(LineWriter(at["output"]))
         options = search_options(given_options(context), at["model"])
-        translator = load_translator(context)
+        translator = load_translator(context, options)
         with option_names():
             options = translator.completed(options)
         lang = at["lang"] or _target_language(translator.members[0])
@@ -288,7 +299,8 @@ def _run_model(context: typer.Context, result: dict[str, Any], texts: _Texts) ->
                 writer.write(translation.text)
     say(summary.text())
     decoding = {name: getattr(options, name) for name in SEARCH}
-    result |= {"model": [str(bundle.path) for bundle in translator.members], "decoding": decoding}
+    result |= {"model": [str(bundle.path) for bundle in translator.members]}
+    result |= {"engine": translator.engine.name, "decoding": decoding}
     result |= {"lang": lang, "tokenizer": tokenizer}
     result |= _likelihood(translator, sources, texts.refs[0], options.max_source_length)
     return hyps
@@ -309,6 +321,8 @@ def _setting(translator: Translator, options: TranslateOptions) -> str:
         how = f"beam {options.beam}, length penalty {options.length_penalty:g}"
     output = options.max_length or "3 x source + 20"
     names = " and ".join(str(bundle.path) for bundle in translator.members)
+    if translator.engine.name != "torch":
+        names += f" ({translator.engine.name})"
     return (
         f"model {names}: {how}; at most {output} tokens of output, {options.max_source_length} of "
         "a source"
@@ -357,6 +371,44 @@ def _score(
     )
     if base is not None:
         result["comparison"] = metrics.compare_systems(base, hyps, refs, samples=samples, **how)
+
+
+def _check_comet(path: str, source: bool) -> None:
+    """Refuse a model that is not there before anything is translated."""
+    from mttrain.comet_metric import find_comet
+
+    if not source:
+        raise ConfigError("--comet judges by the source text too: give --source F.")
+    find_comet(path)
+
+
+def _score_comet(
+    context: typer.Context,
+    result: dict[str, Any],
+    hyps: list[str],
+    texts: _Texts,
+    base: list[str] | None,
+) -> None:
+    """Put COMET's score and comparison beside the others."""
+    from mttrain import comet_metric
+    from mttrain.distributed import choose_device
+
+    at = context.params
+    device = str(choose_device(at["device"] or "auto"))
+    model = comet_metric.find_comet(at["comet"])
+    samples = at["samples"] or 1000
+    if len(texts.refs) > 1:
+        say("COMET takes one reference: the first is used")
+    systems = [hyps] if base is None else [hyps, base]
+    scores, references = comet_metric.sentence_scores(
+        model, systems, texts.sources, texts.refs[0], device=device
+    )
+    signature = model.signature(references)
+    bootstrap = samples if at["confidence"] else 0
+    result["scores"].append(comet_metric.corpus_score(scores[0], signature, bootstrap=bootstrap))
+    if base is not None:
+        compared = comet_metric.compare(scores[1], scores[0], signature, samples=samples)
+        result["comparison"].append(compared)
 
 
 def _print_result(result: Mapping[str, Any], as_json: bool) -> None:

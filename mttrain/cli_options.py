@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mttrain.cli_checks import SEARCH, option_names
+from mttrain.cli_checks import SEARCH, option_names, say
 from mttrain.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def opt(name: str, metavar: str | None, text: str) -> Any:
 
 
 Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16", "int8"])
+EngineName = StrEnum("EngineName", ["torch", "ctranslate2"])
 Number = int | None
 Words = list[str] | None
 
@@ -69,6 +70,9 @@ Device = Annotated[str | None, opt("--device", "D", "cpu, cuda, cuda:N, mps or a
 Arithmetic = Annotated[
     Precision | None, opt("--precision", None, "Arithmetic of the model (auto); int8: on a CPU.")
 ]
+WithEngine = Annotated[
+    EngineName | None, opt("--engine", None, "What runs the model (torch); ctranslate2: an extra.")
+]
 Threads = Annotated[Number, opt("--threads", "N", "CPU threads (torch's choice).")]
 
 
@@ -97,14 +101,42 @@ def search_options(given: Mapping[str, Any], models: Sequence[str]) -> Translate
         return TranslateOptions(**{**saved, **given})
 
 
-def load_translator(context: typer.Context) -> Translator:
-    """The model or ensemble of --model, --device, --precision and --threads."""
-    from mttrain.translator import Translator
+def load_translator(context: typer.Context, options: TranslateOptions | None = None) -> Translator:
+    """The model or ensemble of --model, --engine, --device, --precision and --threads.
 
+    ConfigError for search options that the engine lacks, before anything is loaded.
+    """
     at = context.params
     device = "auto" if at["device"] is None else at["device"]
-    precision = str(at["precision"] or "auto")
-    return Translator.load(at["model"], device=device, precision=precision, threads=at["threads"])
+    how = {"device": device, "precision": str(at["precision"] or "auto"), "threads": at["threads"]}
+    if _engine(at["model"], at.get("engine")) == EngineName.torch:
+        from mttrain.translator import Translator
+
+        return Translator.load(at["model"], **how)
+    from mttrain.ct2_cache import load_ctranslate2
+    from mttrain.ct2_engine import refuse_options
+
+    with option_names():
+        if options is not None:
+            refuse_options(options)
+    return load_ctranslate2(at["model"][0], **how, tell=say)
+
+
+def _engine(models: Sequence[str], given: EngineName | None) -> EngineName:
+    """--engine; a directory exported for CTranslate2 implies it."""
+    from mttrain.ct2_files import is_exported
+
+    exported = [model for model in models if is_exported(model)]
+    if exported and given == EngineName.torch:
+        raise ConfigError(
+            f"{exported[0]} is an export for CTranslate2: --engine torch cannot load it; give the "
+            "run it was made of."
+        )
+    if len(models) > 1 and (exported or given == EngineName.ctranslate2):
+        raise ConfigError(
+            "CTranslate2 runs one model, not an ensemble: give one --model, or --engine torch."
+        )
+    return EngineName.ctranslate2 if exported else given or EngineName.torch
 
 
 def _saved_decoding(values: object, name: str) -> dict[str, Any]:
@@ -120,13 +152,13 @@ def _saved_decoding(values: object, name: str) -> dict[str, Any]:
         raise CheckpointError(f"{name}: the decode section of meta.json is damaged.") from None
 
 
-def shown(items: Iterator[Any], output: str) -> Iterator[Any]:
+def shown(items: Iterator[Any], output: str, total: int | None = None) -> Iterator[Any]:
     """Count lines on the terminal, unless the result is printed there."""
     from tqdm import tqdm
 
     seen = sys.stderr is not None and sys.stderr.isatty()
     quiet = not seen or (output == "-" and sys.stdout.isatty())
-    yield from tqdm(items, unit=" lines", leave=False, disable=quiet)
+    yield from tqdm(items, unit=" lines", leave=False, disable=quiet, total=total)
 
 
 def named_pairs(

@@ -96,12 +96,14 @@ def limit_reached(
 @dataclass(frozen=True)
 class TrainResult:
     """How a run ended. reason: max_steps, max_epochs, max_time, patience, SIGINT or SIGTERM;
-    best: name of the best checkpoint; scores: of the test set, when there is one."""
+    best: name of the best checkpoint; scores: of the test set, when there is one; records: of a dry
+    run, which keeps no log."""
 
     reason: str
     run_dir: Path
     best: str | None
     scores: list[Score] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:

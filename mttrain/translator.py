@@ -4,12 +4,13 @@ Lines are read in windows, encoded, sorted by length so that batches hold little
 and put back in order. Blank lines never reach the model. A line with more subwords than the limit
 is cut (EOS kept) and marked; `split_long` translates long lines sentence by sentence instead. A
 batch that does not fit into memory is halved until it does.
-Several models with the same tokenizers form an ensemble that averages probabilities.
+What turns ids into hypotheses is an engine (module `engine`): our own search over one model or an
+ensemble, or another program.
 
 Price: a window is in memory at a time and its first line comes out with its last; a batch size of
-1 makes the window one line, for typing at it. Forced scoring costs one forward pass.
+1 makes the window one line, for typing at it.
 
-Shapes: B sentences, S source length, T target length, N target tokens of a batch, V vocabulary.
+Shapes: none; tensors are the engine's business.
 """
 
 from __future__ import annotations
@@ -17,33 +18,31 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from mttrain.checkpoint import ModelBundle, load_model
 from mttrain.corpus import one_line
-from mttrain.distributed import autocast, choose_device, compute_type
+from mttrain.distributed import choose_device, compute_type
+from mttrain.engine import Described, Engine, Item, Row, Search, TorchEngine
 from mttrain.errors import CheckpointError, ConfigError, DataError
 from mttrain.inference import ModelStepper
 from mttrain.languages import sentence_space
 from mttrain.machine import prepare_cpu
 from mttrain.model import Transformer
-from mttrain.search import EnsembleStepper, Hypothesis, Stepper, search
+from mttrain.search import Hypothesis, Stepper
 from mttrain.segments import (
     DEFAULT_BATCH_TOKENS,
     Line,
+    Result,
     TranslateOptions,
     batches,
     cut_ids,
     in_halves,
     numbered_lines,
-    padded,
     sentence_pairs,
     split_sentences,
 )
@@ -68,7 +67,6 @@ __all__ = [
 ]
 
 DEFAULT_MAX_SOURCE = 1000  # subwords, EOS included
-_LOGITS = 1 << 22  # numbers per block of logits in forced scoring: 16 MB of float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +76,8 @@ class ForcedScore:
     sum: float
     tokens: int
     cut: bool = False  # source or target was longer than the limit
+    ids: tuple[int, ...] = ()  # of the target, EOS included, and the log-probability of each:
+    each: tuple[float, ...] = ()  # both only when they are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,15 @@ class _Unit:
 
     place: int  # index in the window
     line: int  # its number, from 1
-    key: int  # of random draws
-    ids: list[int]  # EOS included
-    prefix: list[int]
+    row: Row
     cut: bool
 
 
 class Translator:
     """One model, or an ensemble, that turns lines into lines and scores given pairs."""
+
+    bundles: list[ModelBundle]  # of our own engine; empty with another one
+    members: list[Described]  # the same, or what stands for the model of another engine
 
     def __init__(
         self,
@@ -110,20 +111,28 @@ class Translator:
         self.bundles = [bundles] if isinstance(bundles, ModelBundle) else list(bundles)
         assert self.bundles, "a translator needs a model"
         _check_ensemble(self.bundles)
-        first = self.bundles[0]
-        self.source_tokenizer = first.source_tokenizer
-        self.target_tokenizer = first.target_tokenizer
-        self.models = [bundle.model for bundle in self.bundles]
+        models = self.models
         if device is None:
-            self.device = next(first.model.parameters()).device
+            chosen = next(models[0].parameters()).device
         else:
-            self.device = choose_device(device) if isinstance(device, str) else device
-            for model in self.models:
-                model.to(self.device)
-        self.dtype = compute_type(precision, self.device)
-        self._make_stepper = make_stepper
-        self._prepared: Stepper[Any] | None = None
-        self._loaded = False  # by `load`: nobody trains these models
+            chosen = choose_device(device) if isinstance(device, str) else device
+            for model in models:
+                model.to(chosen)
+        self.dtype = compute_type(precision, chosen)
+        self._use(TorchEngine(models, chosen, self.dtype, make_stepper), self.bundles)
+
+    def _use(self, engine: Engine, members: Sequence[Described]) -> None:
+        self.engine, self.members = engine, list(members)
+        self.source_tokenizer = members[0].source_tokenizer
+        self.target_tokenizer = members[0].target_tokenizer
+
+    @classmethod
+    def with_engine(cls, engine: Engine, model: Described) -> Translator:
+        """The same treatment of text around another engine, which holds the model."""
+        translator = cls.__new__(cls)
+        translator.bundles = []
+        translator._use(engine, [model])
+        return translator
 
     @classmethod
     def load(
@@ -143,14 +152,24 @@ class Translator:
         chosen = choose_device(device)
         names = [paths] if isinstance(paths, str | Path) else list(paths)
         translator = cls([load_model(name, chosen) for name in names], chosen, precision)
-        translator._loaded = True
+        assert isinstance(translator.engine, TorchEngine)
+        translator.engine.frozen = True
         return translator
 
     @property
+    def models(self) -> list[Transformer]:
+        """The models of our own engine; empty with another one."""
+        return [bundle.model for bundle in self.bundles]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the work is done."""
+        return self.engine.device
+
+    @property
     def max_positions(self) -> int | None:
-        """Longest source and output in tokens that every member can hold; None = any."""
-        limits = [m.max_positions for m in self.models if m.max_positions is not None]
-        return min(limits, default=None)
+        """Longest source and output in tokens that the engine can hold; None = any."""
+        return self.engine.max_positions
 
     def translate(
         self,
@@ -173,17 +192,17 @@ class Translator:
         dropped: the next token brings its own). DataError when there are not as many as lines.
         """
         options = self.completed(options or TranslateOptions())
-        queue, stepper = numbered_lines(lines, prefixes), self._stepper()
+        queue, search = numbered_lines(lines, prefixes), self.engine.searcher()
         while window := list(itertools.islice(queue, options.lines_ahead())):
-            yield from self._window(window, options, stepper)
+            yield from self._window(window, options, search)
 
     def completed(self, options: TranslateOptions) -> TranslateOptions:
         """The options with this model's symbols and source limit, as they are used.
 
-        Ids that hold a line end are forbidden.
+        Ids that hold a line end are forbidden. ConfigError for what the engine cannot do.
         """
         forbidden = {*options.forbidden, PAD_ID, BOS_ID, *self.target_tokenizer.newline_ids}
-        return replace(
+        completed = replace(
             options,
             forbidden=tuple(sorted(forbidden)),
             max_source_length=self._source_limit(options.max_source_length),
@@ -191,6 +210,8 @@ class Translator:
             bos=BOS_ID,
             eos=EOS_ID,
         )
+        self.engine.check(completed)
+        return completed
 
     def _source_limit(self, wanted: int | None) -> int:
         """Subwords read of a source, EOS included; ConfigError for more than can be read."""
@@ -203,21 +224,19 @@ class Translator:
     # ---- one window ---------------------------------------------------------------------------
 
     def _window(
-        self, window: list[Line], options: TranslateOptions, stepper: Stepper[Any]
+        self, window: list[Line], options: TranslateOptions, search: Search
     ) -> list[Translation]:
         units = self._units(window, options)
         found: list[list[list[Hypothesis]]] = [[] for _ in window]
         cut = {unit.place for unit in units if unit.cut}
-        order = sorted(range(len(units)), key=lambda i: -len(units[i].ids))
+        lengths = [len(unit.row.ids) for unit in units]
+        order = sorted(range(len(units)), key=lambda i: -lengths[i])
+        tokens = options.sentence_tokens(self.device)
         results: list[list[Hypothesis]] = [[] for _ in units]
-        with self._ready():
-            lengths, tokens = (
-                [len(unit.ids) for unit in units],
-                options.sentence_tokens(self.device),
-            )
+        with self.engine.ready():
             for batch in batches(order, lengths, tokens=tokens, size=options.batch_size):
                 answers = in_halves(
-                    lambda part: self._search(part, options, stepper),
+                    lambda part: search([unit.row for unit in part], options),
                     [units[i] for i in batch],
                     _too_large,
                 )
@@ -249,47 +268,13 @@ class Translator:
                 kept, shorter = cut_ids(part, options.max_source_length)
                 key = line.number + (number << 40)  # parts of a line draw their own numbers
                 begin = prefix if number == 0 else []
-                units.append(_Unit(place, line.number, key, kept, begin, shorter))
+                units.append(_Unit(place, line.number, Row(key, kept, begin), shorter))
         return units
 
     def _training_length(self) -> int:
         """Subwords, EOS included, of the longest sentences that all members were trained on."""
-        lengths = [bundle.meta.get("max_length") for bundle in self.bundles]
+        lengths = [bundle.meta.get("max_length") for bundle in self.members]
         return min((n for n in lengths if isinstance(n, int)), default=DEFAULT_MAX_SOURCE)
-
-    def _search(
-        self, units: Sequence[_Unit], options: TranslateOptions, stepper: Stepper[Any]
-    ) -> list[list[Hypothesis]]:
-        """The hypotheses of each unit."""
-        with torch.inference_mode():  # an eighth of the time of a single sentence less than no_grad
-            return search(
-                stepper,
-                padded([unit.ids for unit in units], self.device),
-                options,
-                lengths=[len(unit.ids) - 1 for unit in units],
-                prefixes=[unit.prefix for unit in units],
-                limit=self.max_positions,
-                line_ids=[unit.key for unit in units],
-            )
-
-    def _stepper(self) -> Stepper[Any]:
-        """The models as the search wants them; those of `load` are prepared once."""
-        if self._prepared is None or not self._loaded:
-            steppers = [self._make_stepper(model, self.dtype) for model in self.models]
-            self._prepared = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers)
-        return self._prepared
-
-    @contextmanager
-    def _ready(self) -> Iterator[None]:
-        """Models in evaluation mode (restored afterwards), no gradients, the wanted precision."""
-        with ExitStack() as stack:
-            for model in self.models:
-                stack.callback(model.train, model.training)
-                model.eval()
-            # Not inference_mode: a position table that grows in scoring is used in training later.
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(autocast(self.device, self.dtype))
-            yield
 
     # ---- ids to text --------------------------------------------------------------------------
 
@@ -327,7 +312,7 @@ class Translator:
         self, parts: Sequence[Hypothesis], options: TranslateOptions
     ) -> TranslatedHypothesis:
         """The outputs of the parts of a line as one; the score is the sum, each EOS counted."""
-        space = sentence_space(str(self.bundles[0].meta.get("target_lang", "")))
+        space = sentence_space(str(self.members[0].meta.get("target_lang", "")))
         score = sum(part.score for part in parts)
         length = sum(len(part.tokens) + part.finished for part in parts)
         return TranslatedHypothesis(
@@ -346,10 +331,11 @@ class Translator:
         *,
         batch_tokens: int = DEFAULT_BATCH_TOKENS,
         max_source_length: int | None = None,
+        each: bool = False,
     ) -> list[ForcedScore]:
         """Log-probability of each target given its source, EOS included, in their order.
 
-        batch_tokens bounds rows x longest of each side. A source longer than `max_source_length`
+        each: that of every token, too. batch_tokens bounds rows x longest of each side. A source longer than `max_source_length`
         (None: as in translation), and a target longer than learned positions, is cut and marked.
         """
         sources, targets = [], []
@@ -362,15 +348,20 @@ class Translator:
             cut_ids(ids, self.max_positions) for ids in self.target_tokenizer.encode_batch(targets)
         ]
         items = [(s, t) for (s, _), (t, _) in zip(left, right, strict=True)]
-        sums = self.score_ids(items, batch_tokens=batch_tokens)
+        cut = [a or b for (_, a), (_, b) in zip(left, right, strict=True)]
+        if not each:
+            sums = self.score_ids(items, batch_tokens=batch_tokens)
+            rows = zip(sums, items, cut, strict=True)
+            return [ForcedScore(total, len(t), shorter) for total, (_, t), shorter in rows]
+        found = self._forced(self.engine.token_scores, items, batch_tokens)
         return [
-            ForcedScore(total, len(t), a or b)
-            for total, (_, a), (t, b) in zip(sums, left, right, strict=True)
+            ForcedScore(sum(row), len(t), shorter, tuple(t), tuple(row))
+            for row, (_, t), shorter in zip(found, items, cut, strict=True)
         ]
 
     def score_ids(
         self,
-        items: Sequence[tuple[Sequence[int], Sequence[int]]],
+        items: Sequence[Item],
         *,
         batch_tokens: int = DEFAULT_BATCH_TOKENS,
     ) -> list[float]:
@@ -378,44 +369,25 @@ class Translator:
 
         A target that does not end with EOS is scored as it stands, like an output that was cut.
         """
+        return self._forced(self.engine.score, items, batch_tokens)
+
+    def _forced(
+        self,
+        work: Callable[[Sequence[Item]], list[Result]],
+        items: Sequence[Item],
+        batch_tokens: int,
+    ) -> list[Result]:
+        """What the engine's `work` gives for each item, in batches of like lengths."""
         longest = [max(len(source), len(target)) for source, target in items]
         order = sorted(range(len(items)), key=lambda i: -longest[i])
-        sums = [0.0] * len(items)
-        with self._ready():
+        results: dict[int, Result] = {}
+        with self.engine.ready():
             for batch in batches(order, longest, tokens=batch_tokens):
-                totals = in_halves(
-                    lambda part: self._forced([items[i] for i in part]), batch, _pair_too_large
+                found = in_halves(
+                    lambda part: work([items[i] for i in part]), batch, _pair_too_large
                 )
-                for i, total in zip(batch, totals, strict=True):
-                    sums[i] = total
-        return sums
-
-    def _forced(self, items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
-        """Sums of log-probabilities, one for each of the B items."""
-        src = padded([source for source, _ in items], self.device)
-        out = padded([target for _, target in items], self.device)  # [B, T]
-        begin = out.new_full((len(items), 1), BOS_ID)
-        real = torch.arange(out.shape[1], device=self.device) < torch.tensor(
-            [len(target) for _, target in items], device=self.device
-        ).unsqueeze(1)
-        tgt_in = torch.cat([begin, out[:, :-1]], 1).masked_fill(~real, PAD_ID)
-        each = [_picked(model, model(src, tgt_in)[real], out[real]) for model in self.models]
-        picked = torch.stack(each).logsumexp(0) - math.log(len(each))  # [N]
-        totals = torch.zeros(out.shape, device=self.device)
-        totals[real] = picked
-        sums: list[float] = totals.sum(1).tolist()
-        return sums
-
-
-def _picked(model: Transformer, hidden: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probabilities [N] of tokens [N] from hidden [N, D], a block of logits at a time."""
-    rows = max(1, _LOGITS // model.lm_head.out_features)
-    blocks = []
-    for start in range(0, len(tokens), rows):
-        logits = model.project(hidden[start : start + rows])
-        log_probs = F.log_softmax(logits, dim=-1, dtype=torch.float32)
-        blocks.append(log_probs.gather(1, tokens[start : start + rows, None])[:, 0])
-    return torch.cat(blocks)
+                results.update(zip(batch, found, strict=True))
+        return [results[i] for i in range(len(items))]
 
 
 def _check_ensemble(bundles: Sequence[ModelBundle]) -> None:
@@ -438,7 +410,7 @@ def _check_ensemble(bundles: Sequence[ModelBundle]) -> None:
 
 def _too_large(unit: _Unit) -> DataError:
     return DataError(
-        f"Input line {unit.line} ({len(unit.ids)} subwords) does not fit into memory, not even "
+        f"Input line {unit.line} ({len(unit.row.ids)} subwords) does not fit into memory, not even "
         "alone. Lower --beam or --max-source-length, or translate it in parts with --split-long."
     )
 

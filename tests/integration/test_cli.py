@@ -46,6 +46,11 @@ def type_in(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
 
 
 Capture = pytest.CaptureFixture[str]
+COMMANDS = [
+    "init", "config", "tokenize", "check", "encode", "train", "translate", "eval", "score",
+    "average", "export", "report", "attention", "positions", "completion",
+]  # fmt: skip
+"""In the order of --help."""
 
 
 # ---- start ------------------------------------------------------------------------------------
@@ -90,14 +95,14 @@ def test_version_and_help(capsys: Capture) -> None:
     assert capsys.readouterr().out.startswith("mttrain 0.")
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    commands = ["tokenize", "encode", "train", "translate", "eval"]
-    assert [line.split()[0] for line in text.split("Commands:\n")[1].splitlines()] == commands
+    listed = [line.split()[0] for line in text.split("Commands:\n")[1].splitlines()]
+    assert listed == COMMANDS
     assert main([]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "Commands:" in err
 
 
-@pytest.mark.parametrize("command", ["tokenize", "encode", "train", "translate", "eval"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_help(command: str, capsys: Capture) -> None:
     """An option without a word of help is found by nobody."""
     assert main([command, "--help"]) == 0
@@ -132,7 +137,10 @@ def test_every_option_has_help(command: str, capsys: Capture) -> None:
         (["encode", "--model", "x", "--side", "source"], "error: x is one vocabulary: --side has"),
         (["tokenize", "x", "--source", "y"], "error: Give FILES"),
         (["tokenize", "x", "--set", "seed=2"], "error: --set changes a setting of --config"),
-        (["eval", "--hyp", "x"], "error: Name the reference: --ref F."),
+        (
+            ["eval", "--hyp", "x"],
+            "error: Name the reference: --ref F, --pairs F or --test-set NAME.",
+        ),
         (["eval", "--ref", "x"], "error: Give either --model RUN with --source F, or --hyp F."),
         (["eval", "--ref", "x", "--hyp", "y", "--model", "z"], "error: Give either --model"),
         (["eval", "--ref", "x", "--model", "z"], "error: --model needs the text to translate"),
@@ -142,7 +150,7 @@ def test_every_option_has_help(command: str, capsys: Capture) -> None:
         ),
         (
             ["eval", "--ref", "x", "--hyp", "x", "--device", "cpu", "--precision", "auto"],
-            "error: No effect with --hyp, which is translated already: --device, --precision.",
+            "error: No effect with --hyp, which is translated already: --precision, --device.",
         ),
         (["eval", "--ref", "x", "--hyp", "y", "--samples", "9"], "error: --samples has an effect"),
         (
@@ -220,7 +228,7 @@ def test_configuration_errors_are_all_printed(files: Any, capsys: Capture) -> No
         (["eval", "--hyp", "x", "--ref", "nowhere"], 3, "error: nowhere: no such file."),
         (["eval", "--hyp", "x", "--ref", "y"], 3, "error: x has 1 line but y has 2"),
         (["eval", "--hyp", "y", "--ref", "x"], 3, "error: y has 2 lines but x has 1"),
-        (["eval", "--hyp", "y", "--ref", "y", "--ref", "x"], 3, "error: y has 2 lines but x"),
+        (["eval", "--hyp", "y", "--ref", "y", "--ref", "x"], 3, "error: x has 1 line but y has 2"),
         (["eval", "--hyp", "x", "--ref", "x", "--baseline", "y"], 3, "error: y has 2 lines but x"),
         (["eval", "--hyp", "empty", "--ref", "empty"], 3, "error: There are no lines to score"),
         (["eval", "--hyp", "bad", "--ref", "y"], 3, "error: bad, line 2, byte offset 2: byte 0xff"),

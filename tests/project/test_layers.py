@@ -24,7 +24,9 @@ LAYERS: dict[str, float] = {
     "errors": 0,
     "yamlio": 0,
     "languages": 0,
+    "aliases": 0,  # of config
     "settings": 0.5,  # of config
+    "dataconfig": 0.75,  # of config
     "linear": 0.5,  # of model
     # What stands on the errors alone.
     "config": 1,
@@ -32,6 +34,16 @@ LAYERS: dict[str, float] = {
     "distributed": 1,
     "runlog": 1,
     "metrics": 1,
+    "testsets": 1,  # of pairs
+    "schema": 1.5,  # of config
+    "boards": 1.5,  # of runlog
+    "comet_metric": 1.5,  # of metrics
+    "pairs": 1.5,  # of corpus
+    "textrules": 1.5,  # of textcheck
+    "textsides": 1.5,  # of textcheck
+    "textreport": 3.25,  # of textcheck
+    "textcheck": 3.5,
+    "averaging": 3.5,  # of cli_tools
     "dropout": 1,  # of model
     "machine": 1,  # of distributed
     "masks": 1,  # of model
@@ -41,6 +53,7 @@ LAYERS: dict[str, float] = {
     # The parts: text to ids, ids to logits, logits to loss, weights to better weights, search.
     "tokenizer": 2,
     "model": 2,
+    "pictures": 2,
     "inference": 2.5,  # of model
     "loss": 2,
     "optim": 2,
@@ -49,6 +62,8 @@ LAYERS: dict[str, float] = {
     "rundir": 2,  # of checkpoint
     # What judges a corpus, what stores it encoded, what stores a model.
     "check": 3,
+    "starter": 3.5,
+    "holdout": 3.5,  # of starter
     "store": 3,  # of dataset
     "checkpoint": 3,
     "segments": 3,  # of translator
@@ -56,19 +71,40 @@ LAYERS: dict[str, float] = {
     # Pairs as batches; text to text; the loop; a whole run.
     "dataset": 4,
     "progress": 4,  # of loop
+    "engine": 4.75,  # of translator
     "translator": 5,
     "update": 4.5,  # of loop
     "loop": 5,  # of trainer
     "runsetup": 5,  # of trainer
+    "attention_maps": 5.5,
     "validation": 5.5,  # of trainer
+    "ct2_files": 5.5,  # of ct2_engine
+    "ct2_engine": 5.75,  # of ct2
     "run": 5.75,  # of trainer
+    "exporting": 5.9,  # of huggingface and ct2
+    "ct2": 6,
+    "ct2_cache": 6.1,  # of ct2
+    "modelcard": 5.95,  # of huggingface
+    "hfcheck": 5.5,  # of huggingface
+    "huggingface": 6,
     "trainer": 6,
+    "report": 6,
+    "report_parts": 6.1,  # of report_page
+    "report_page": 6.2,  # of report
     # The command line.
     "cli_checks": 6.25,  # of cli
     "cli_options": 6.5,
-    "cli_text": 6.75,
+    "cli_text": 6.8,
     "cli_decode": 6.75,
     "cli_eval": 6.75,
+    "cli_export": 6.75,
+    "cli_attention": 6.75,
+    "cli_report": 6.75,
+    "cli_start": 6.75,
+    "cli_completion": 6.75,
+    "cli_train": 6.75,
+    "cli_check": 6.85,
+    "cli_tools": 6.85,
     "cli": 7,
     "__main__": 8,
 }
@@ -76,8 +112,17 @@ SLOW_TO_IMPORT = {"torch", "pydantic", "tokenizers", "sacrebleu", "numpy", "safe
 
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 70
-MAX_PACKAGE_CODE_LINES = 10_500  # without blank lines, comments and docstrings
-MAX_MODULES = 65
+# What hangs at the edge: without it the tool trains, translates and scores all the same.
+EDGE = {
+    "attention_maps", "averaging", "cli_attention", "cli_check", "cli_completion", "cli_export",
+    "cli_report", "cli_start", "cli_tools", "comet_metric", "ct2", "ct2_cache", "ct2_engine",
+    "ct2_files", "exporting", "hfcheck", "holdout", "huggingface", "modelcard", "pictures",
+    "report", "report_page", "report_parts", "schema", "starter", "textcheck", "textreport",
+    "textrules", "textsides",
+}  # fmt: skip
+MAX_CORE_CODE_LINES = 9000  # without blank lines, comments and docstrings
+MAX_EDGE_CODE_LINES = 6000
+MAX_CORE_MODULES = 55
 
 NO_CODE = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
@@ -130,7 +175,7 @@ def functions(name: str) -> Iterator[Function]:
 def test_every_module_names_its_layer() -> None:
     """Stops a module from slipping in beside the layers."""
     assert sorted(MODULES) == sorted(LAYERS)
-    assert len(MODULES) <= MAX_MODULES
+    assert len(MODULES.keys() - EDGE) <= MAX_CORE_MODULES
     assert not [path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()]
 
 
@@ -205,8 +250,18 @@ def code_lines(name: str) -> int:
 
 
 def test_package_size() -> None:
-    """One person reads the package in an afternoon: its code; explanations do not count."""
-    assert sum(map(code_lines, MODULES)) <= MAX_PACKAGE_CODE_LINES
+    """One person reads the core in an afternoon: its code; explanations do not count."""
+    edge = EDGE & MODULES.keys()
+    assert sum(map(code_lines, MODULES.keys() - edge)) <= MAX_CORE_CODE_LINES
+    assert sum(map(code_lines, edge)) <= MAX_EDGE_CODE_LINES
+
+
+@each_module
+def test_only_the_command_line_knows_the_edge(name: str) -> None:
+    """Deleting an export or a report breaks nothing but its command."""
+    if name not in EDGE and name != "cli" and not name.startswith("cli_"):
+        found = set().union(*map(own_imports, all_imports(name))) & EDGE
+        assert not found, f"{name} imports {', '.join(sorted(found))}"
 
 
 @each_module

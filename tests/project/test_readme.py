@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,12 @@ import pytest
 import typer.main
 
 import mttrain
+from mttrain.aliases import OTHER_NAMES
 from mttrain.cli import app
-from mttrain.config import load_config
+from mttrain.config import RunConfig, load_config
+from mttrain.settings import KeyNames
+from tests.project.docs_sandbox import PAGES, PROJECT, blocks, fences, shell_commands
 
-PROJECT = Path(__file__).resolve().parents[2]
-PAGES = [
-    PROJECT / "README.md",
-    PROJECT / "CONTRIBUTING.md",
-    *sorted((PROJECT / "docs").glob("*.md")),
-]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"(?<![\w/.-])((?:scripts|configs|docs|tests|data/demo|\.ci)/[\w./-]*\w)")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
@@ -40,24 +34,6 @@ def options(command: Any) -> dict[str, str | None]:
         if parameter.param_type_name == "option":
             found |= dict.fromkeys([*parameter.opts, *parameter.secondary_opts], parameter.help)
     return found
-
-
-def fences(page: Path, *languages: str) -> Iterator[str]:
-    for language, body in FENCE.findall(page.read_text(encoding="utf-8")):
-        if language in languages:
-            yield body
-
-
-def shell_commands(page: Path) -> Iterator[list[str]]:
-    """The words of every `mttrain ...` in a shell block, split at pipes."""
-    for body in fences(page, "bash", "sh"):
-        for line in body.replace("\\\n", " ").splitlines():
-            for part in line.split(" | "):
-                words = shlex.split(part.strip().removeprefix("$ "), comments=True)
-                while words and "=" in words[0] and not words[0].startswith("-"):
-                    words = words[1:]  # VARIABLE=value before the command
-                if words and words[0].split("/")[-1] == "mttrain":
-                    yield words[1:]
 
 
 @each_page
@@ -98,10 +74,10 @@ def test_python_examples_compile_and_import(page: Path) -> None:
 @each_page
 def test_yaml_examples_load(page: Path, tmp_path: Path) -> None:
     """Stops the example that everyone copies from being refused."""
-    for body in fences(page, "yaml"):
-        if body.lstrip().startswith("run_dir:"):
+    for block in blocks(page):
+        if block.language == "yaml" and block.body.lstrip().startswith("run_dir:"):
             path = tmp_path / "example.yaml"
-            path.write_text(body, encoding="utf-8")
+            path.write_text(block.body, encoding="utf-8")
             load_config(path)
 
 
@@ -160,3 +136,60 @@ def test_getting_started_says_where_the_command_is() -> None:
     """The page called a bare `mttrain`, which is in .venv and on nobody's path."""
     text = (PROJECT / "docs" / "getting-started.md").read_text(encoding="utf-8")
     assert "source .venv/bin/activate" in text.split("mttrain train")[0]
+
+
+# ---- coming-from.md -----------------------------------------------------------------------------
+
+COMING_FROM = PROJECT / "docs" / "coming-from.md"
+SECTIONS = [name for name, field in RunConfig.model_fields.items()]
+KEY = re.compile(rf"`((?:{'|'.join(SECTIONS)})(?:\.[a-z_]+)+)`")
+
+
+def rows_of_other_names() -> list[tuple[str, list[str], list[str]]]:
+    """The rows of the tables: its text, the names of the other program, our keys."""
+    found = []
+    for line in COMING_FROM.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)][1:-1]
+        if len(cells) == 3 and not cells[0].startswith(("-", "`data.")):
+            theirs = re.findall(r"`(?:--)?([\w-]+)`", cells[0])
+            found.append((line, theirs, re.findall(r"`([a-z_.]+)`", cells[1])))
+    return found
+
+
+@each_page
+def test_keys_exist(page: Path) -> None:
+    """Stops a key that was renamed, or never was, from being recommended."""
+    known = set(KeyNames(RunConfig, {}).known)
+    for key in KEY.findall(page.read_text(encoding="utf-8")):
+        # Other programs have sections called data and train, too.
+        theirs = page == COMING_FROM and key.startswith(("data.src", "data.trg", "data.dev"))
+        if not theirs and not key.endswith((".json", ".yaml")):
+            assert key in known, f"{page.name}: {key}"
+
+
+def test_other_names_are_answered_with_ours() -> None:
+    """Stops a setting of another program from being refused without saying what it is here."""
+    names = KeyNames(RunConfig, OTHER_NAMES)
+    own = {key.rpartition(".")[2] for key in names.known}
+    count = 0
+    for line, theirs, keys in rows_of_other_names():
+        for name in theirs if keys else ():
+            word = name.replace("-", "_")
+            if word not in own:  # the same word may mean something else here
+                answer = names.suggestion((name,))
+                assert any(f"{key}" in answer for key in keys), f"{name}: {answer}: {line}"
+                count += 1
+    assert count > 100
+
+
+# ---- python-api.md ------------------------------------------------------------------------------
+
+
+def test_every_public_name_is_described() -> None:
+    """Stops a name from being public and nowhere explained."""
+    text = (PROJECT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    for name in mttrain.__all__:
+        assert re.search(rf"`{name}\b", text), name
+    code = "\n".join(fences(PROJECT / "docs" / "python-api.md", "python"))
+    for name in set(mttrain.__all__) - {"__version__", "Translation"}:
+        assert re.search(rf"\b{name}\b", code), f"{name} is in no example"

@@ -1,0 +1,400 @@
+"""A starting point for a corpus: what is in it, and the settings that suit its size.
+
+`survey` reads the pairs once; `sizing` is a small pure function from what it found and from the
+machine to settings, each with its reason; `starter_yaml` writes them as a commented file. The
+settings are a beginning: nothing here was searched for on the corpus itself.
+
+Price: one pass over the text at about 200,000 pairs a second, and a sample of them in memory.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import unicodedata
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mttrain.corpus import Pair
+from mttrain.languages import CHINESE, JAPANESE, base_code
+from mttrain.yamlio import dump_yaml
+
+HOURS = 8.0  # of training on a CPU, at most, where the settings of the corpus would take longer
+CORE_SPEED = 5e10  # floating point operations a second that training gets from a core
+SAMPLE = 20_000  # pairs looked at for the alphabet
+_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL")
+
+
+# ---- what is in the corpus --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Side:
+    """One language: characters a line (mean, and what 99 % do not exceed), and its alphabet."""
+
+    mean: float
+    long: int
+    characters: int  # different ones that occur at least twice in the sample
+    script: str  # that of most letters, by Unicode's names: LATIN, CYRILLIC, CJK, ...
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What `survey` found. pairs: those with text on both sides; blank: the others."""
+
+    pairs: int
+    blank: int
+    source: Side
+    target: Side
+
+
+def survey(pairs: Iterable[Pair], *, sample: int, seed: int) -> tuple[Facts, list[Pair]]:
+    """Figures of all pairs, and `sample` of those with text, drawn at random, in random order.
+
+    One pass: reservoir sampling (Vitter 1985, algorithm R). With no pair that has text, the sample
+    is empty and the figures are 0.
+    """
+    chooser = random.Random(seed)
+    kept: list[Pair] = []
+    lengths = array("i"), array("i")
+    blank = 0
+    for pair in pairs:
+        if not pair.source.strip() or not pair.target.strip():
+            blank += 1
+            continue
+        lengths[0].append(len(pair.source))
+        lengths[1].append(len(pair.target))
+        if len(kept) < sample:
+            kept.append(pair)
+        elif (place := chooser.randrange(len(lengths[0]))) < sample:
+            kept[place] = pair
+    chooser.shuffle(kept)
+    sides = [
+        _side(numbers, [getattr(pair, name) for pair in kept[:SAMPLE]])
+        for name, numbers in zip(("source", "target"), lengths, strict=True)
+    ]
+    return Facts(len(lengths[0]), blank, *sides), kept
+
+
+def _side(lengths: Sequence[int], lines: Iterable[str]) -> Side:
+    counts = Counter[str]()
+    for line in lines:
+        counts.update(line)
+    scripts = Counter[str]()
+    for character, count in counts.items():
+        if character.isalpha():
+            scripts[unicodedata.name(character, "?").split()[0]] += count
+    ordered = sorted(lengths)
+    return Side(
+        mean=sum(lengths) / max(1, len(lengths)),
+        long=ordered[99 * (len(ordered) - 1) // 100] if ordered else 0,
+        characters=sum(count > 1 for count in counts.values()),
+        script=scripts.most_common(1)[0][0] if scripts else "",
+    )
+
+
+# ---- sizes ------------------------------------------------------------------------------------
+
+
+class Shape(NamedTuple):
+    """A model; `lr` is the peak rate that it stands with pre-norm."""
+
+    d_model: int
+    d_ff: int
+    num_heads: int
+    layers: int
+    lr: float
+
+    def operations(self, vocabulary: int) -> float:
+        """Of training, for a token of each side: 6 for each weight that multiplies (Kaplan et al.
+        2020, section 2.1); attention over short sentences is small beside them."""
+        encoder = 4 * self.d_model**2 + 2 * self.d_model * self.d_ff
+        decoder = encoder + 4 * self.d_model**2
+        return 6.0 * (self.layers * (encoder + decoder) + self.d_model * vocabulary)
+
+
+SMALLEST = Shape(128, 256, 4, 2, 4e-3)
+SMALL = Shape(128, 256, 4, 4, 4e-3)
+MIDDLE = Shape(256, 1024, 4, 4, 1e-3)
+LARGE = Shape(512, 1024, 8, 6, 7e-4)
+BASE = Shape(512, 2048, 8, 6, 7e-4)
+
+
+class Row(NamedTuple):
+    """Settings from `pairs` pairs upwards."""
+
+    pairs: int
+    vocabulary: int
+    cpu: Shape
+    gpu: Shape
+    dropout: float
+    batch_tokens: int  # of an update, padded, of each side
+    epochs: int
+
+
+TABLE = (
+    Row(0, 1_000, SMALLEST, SMALLEST, 0.3, 1_024, 100),
+    Row(5_000, 2_000, SMALL, SMALL, 0.3, 1_024, 60),
+    Row(20_000, 6_000, SMALL, SMALL, 0.3, 1_536, 35),
+    Row(100_000, 10_000, MIDDLE, LARGE, 0.3, 4_096, 30),
+    Row(500_000, 16_000, MIDDLE, BASE, 0.2, 8_192, 25),
+    Row(2_000_000, 32_000, MIDDLE, BASE, 0.1, 25_600, 20),
+)
+"""Where the rows come from.
+
+- 20,000: configs/multi30k_en_de.yaml, measured (docs/experiments.md, "a recipe for Multi30k").
+- 100,000 on a GPU: configs/iwslt14_de_en.yaml, the customary model and vocabulary for 160,000
+  pairs, with pre-norm and its rate from configs/en_zh.yaml.
+- 2,000,000 on a GPU: the base model of Vaswani et al. 2017, sections 5 and 6: dropout 0.1, 25,000
+  tokens an update, 100,000 updates, which are 20 passes over 4.5 million pairs.
+- Below: less text wants a smaller vocabulary (Sennrich and Zhang 2019), fewer layers and more
+  dropout than the defaults of the paper (Araabi and Monz 2020); small batches did better on the
+  demo corpus (docs/experiments.md, "batch size and length of the demo run").
+- MIDDLE is what a CPU trains on more text within `HOURS`; the rest is interpolated.
+"""
+CPU_VOCABULARY = 16_000  # the output projection costs as much as all layers of MIDDLE there
+CPU_BATCH = 4_096  # more updates in the same time
+PART = 6_400  # padded tokens that go through the model at once, at most
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where training will run. cores: of the CPU; gpu: whether that is left idle."""
+
+    cores: int
+    gpu: bool
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Settings, by dotted key, each with its value and the reason for it."""
+
+    settings: dict[str, tuple[Any, str]]
+    epochs: float
+    hours: float | None  # on a CPU: estimated
+
+    def values(self) -> dict[str, Any]:
+        """Dotted key -> value."""
+        return {key: value for key, (value, _) in self.settings.items()}
+
+
+def sizing(facts: Facts, target_lang: str, machine: Machine) -> Sizes:
+    """The settings for a corpus on a machine; see TABLE for where they come from."""
+    row = [row for row in TABLE if row.pairs <= facts.pairs or row is TABLE[0]][-1]
+    shape = row.gpu if machine.gpu else row.cpu
+    batch = row.batch_tokens if machine.gpu else min(row.batch_tokens, CPU_BATCH)
+    shared = _script(facts.source) == _script(facts.target)
+    vocabulary = _vocabulary(row, facts, shared, machine)
+    per_pair = max(
+        side.mean / _characters_per_token(side, vocabulary) + 1
+        for side in (facts.source, facts.target)
+    )
+    tokens = max(1.0, facts.pairs * per_pair)  # of an epoch
+    steps = max(500.0, row.epochs * tokens / batch)
+    cost = batch * shape.operations(vocabulary) / (CORE_SPEED * machine.cores)  # seconds
+    wanted = steps
+    if not machine.gpu:
+        steps = min(steps, HOURS * 3600 / cost)
+    steps = _rounded(steps)
+    epochs = steps * batch / tokens
+    hours = None if machine.gpu else steps * cost / 3600
+    found = {
+        **_vocabulary_settings(facts, shared, vocabulary),
+        **_model_settings(facts, shape, row, shared),
+        **_optim_settings(shape, steps),
+        **_train_settings(batch, steps, epochs, hours, wanted),
+    }
+    if base_code(target_lang) in CHINESE | JAPANESE:
+        why = "counts characters, so that it depends on no word segmentation"
+        found["train.best_metric"] = ("chrf", why)
+    longest = max(
+        side.long / _characters_per_token(side, vocabulary) for side in (facts.source, facts.target)
+    )
+    length = next((size for size in (128, 256, 512) if size >= 1.5 * longest), 1024)
+    why = f"subwords of a side; 99 % of the lines have up to about {round(longest)}"
+    return Sizes({"data.max_length": (length, why), **found}, epochs, hours)
+
+
+def _script(side: Side) -> str:
+    """The family of a script: Japanese text shares its characters with Chinese."""
+    return "CJK" if side.script in ("CJK", "HIRAGANA", "KATAKANA") else side.script
+
+
+def _vocabulary(row: Row, facts: Facts, shared: bool, machine: Machine) -> int:
+    """Entries; of each side where the sides have their own."""
+    size = row.vocabulary if machine.gpu else min(row.vocabulary, CPU_VOCABULARY)
+    if not shared:
+        size = 6 * size // 10
+    # A character that is no entry of its own costs three tokens, its bytes.
+    characters = max(facts.source.characters, facts.target.characters)
+    return max(size, 400, 500 * -(-(260 + characters) // 500) if characters > 500 else 0)
+
+
+def _characters_per_token(side: Side, vocabulary: int) -> float:
+    """A rough average: a larger vocabulary has longer pieces; a syllable or word sign is one."""
+    if side.script.startswith(_UNSPACED):
+        return 1.4
+    return min(4.8, 4.0 * math.pow(vocabulary / 10_000, 0.25))
+
+
+def _rounded(steps: float) -> int:
+    """Two significant digits."""
+    unit = int(math.pow(10, max(0, len(str(int(steps))) - 2)))
+    return max(1, round(steps / unit) * unit)
+
+
+def _vocabulary_settings(facts: Facts, shared: bool, vocabulary: int) -> dict[str, tuple[Any, str]]:
+    scripts = f"{facts.source.script or 'no'} and {facts.target.script or 'no'} letters"
+    same = f"both sides have {facts.source.script or 'no'} letters"
+    each = "of each side; " if not shared else ""
+    return {
+        "tokenizer.vocab_size": (
+            vocabulary,
+            f"{each}{facts.pairs:,} pairs would show the entries of a larger one too rarely",
+        ),
+        "tokenizer.shared": (
+            shared,
+            f"{same}: names, numbers and word parts are shared"
+            if shared
+            else f"{scripts}: next to nothing is shared",
+        ),
+    }
+
+
+def _model_settings(
+    facts: Facts, shape: Shape, row: Row, shared: bool
+) -> dict[str, tuple[Any, str]]:
+    size = f"for {facts.pairs:,} pairs"
+    return {
+        "model.d_model": (shape.d_model, f"width of the layers, {size}"),
+        "model.d_ff": (shape.d_ff, "inner width of the feed-forward blocks"),
+        "model.num_heads": (shape.num_heads, f"of {shape.d_model // shape.num_heads} each"),
+        "model.encoder_layers": (shape.layers, "a deeper model learns little text by heart"),
+        "model.decoder_layers": (shape.layers, "as many; fewer translate faster"),
+        "model.dropout": (
+            row.dropout,
+            "less text needs more; lower it if the training loss stays near that of validation",
+        ),
+        "model.norm": ("pre", "stands the rate below with a short warm-up"),
+        "model.tie": (
+            ("all", "one embedding matrix for source, target and output")
+            if shared
+            else ("target", "target embeddings and output are one matrix")
+        ),
+    }
+
+
+def _optim_settings(shape: Shape, steps: int) -> dict[str, tuple[Any, str]]:
+    warmup = max(1, min(4_000, _rounded(0.08 * steps)))
+    return {
+        "optim.lr": (shape.lr, "peak; wider models need a lower one"),
+        "optim.schedule": ("linear", "down to zero at max_steps"),
+        "optim.warmup_steps": (warmup, "updates of rise, 8 % of all"),
+        "optim.label_smoothing": (0.1, "as in the paper"),
+    }
+
+
+def _train_settings(
+    batch: int, steps: int, epochs: float, hours: float | None, wanted: float
+) -> dict[str, tuple[Any, str]]:
+    parts = -(-batch // PART)
+    found: dict[str, tuple[Any, str]] = {
+        "train.batch_tokens": (
+            batch // parts,
+            "padded tokens of a side; out of memory: halve it and double accumulate",
+        ),
+    }
+    if parts > 1:
+        why = f"so many batches make an update of {batch:,} tokens"
+        found["train.accumulate"] = (parts, why)
+    why = f"about {epochs:.3g} passes over the text"
+    if hours is not None:
+        time = f"{hours:.2g} hours" if hours >= 1 else f"{max(1, round(60 * hours))} minutes"
+        why += f"; on this CPU some {time} (estimated)"
+    if wanted > 1.1 * steps:
+        why += f"; {_rounded(wanted)} would be better, if the time is there"
+    every = max(1, min(2_000, _rounded(steps / 30)))
+    return found | {
+        "train.max_steps": (steps, why),
+        "train.valid_every": (every, "updates between validations, each with a checkpoint"),
+        "train.keep_last": (10, "checkpoints, besides the best"),
+        "train.average": (10, "of the last ones, at the end; kept if it scores better"),
+    }
+
+
+# ---- the file ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The files of a split: source and target, or one file of pairs."""
+
+    files: tuple[str, ...]
+
+    def plain(self) -> dict[str, str]:
+        """As in the configuration."""
+        names = ("source", "target") if len(self.files) == 2 else ("pairs",)
+        return dict(zip(names, self.files, strict=True))
+
+
+def starter_yaml(
+    head: Iterable[str],
+    top: Mapping[str, Any],
+    texts: Mapping[str, Texts],
+    sizes: Sizes,
+    other: Sizes | None,
+) -> str:
+    """The commented file. head: its first comment lines; top: run_dir and other plain settings by
+    dotted key; texts: by split; other: sizes for a GPU, to be named in a comment."""
+    lines = [f"# {line}" if line else "#" for line in head]
+    lines += ["# Vocabulary, checkpoints and log; the same command again resumes what lies there."]
+    lines += [f"run_dir: {_scalar(top['run_dir'])}"]
+    lines += ["# Of the first weights, the order of the pairs and dropout."]
+    lines += [f"seed: {_scalar(top['seed'])}", "", "data:"]
+    for name in ("source_lang", "target_lang"):
+        lines.append(f"  {name}: {_scalar(top[name])}")
+    for split, text in texts.items():
+        lines.append(f"  {split}:")
+        lines += [f"    {key}: {_scalar(value)}" for key, value in text.plain().items()]
+    section = "data"
+    for key, (value, why) in sizes.settings.items():
+        name, _, setting = key.partition(".")
+        if name != section:
+            lines += ["", f"{name}:"]
+            section = name
+        lines += [f"  # {why[0].upper()}{why[1:]}.", f"  {setting}: {_scalar(value)}"]
+    if top.get("device"):
+        lines += ["  # As asked for; auto takes a GPU where there is one."]
+        lines += [f"  device: {_scalar(top['device'])}"]
+    lines += ["", "decode:", "  # Hypotheses kept in the search; 1 is fastest.", "  beam: 5"]
+    lines += [
+        "  # Rank by log-probability / length^A; larger means longer.",
+        "  length_penalty: 1.0",
+    ]
+    return "\n".join([*lines, *_alternative(sizes, other)]) + "\n"
+
+
+def _alternative(sizes: Sizes, other: Sizes | None) -> Iterator[str]:
+    """What to change on a GPU."""
+    if other is None:
+        return
+    here, there = sizes.values(), other.values()
+    changed = [f"{key}: {_scalar(there[key])}" for key in there if here.get(key) != there[key]]
+    dropped = [f"{key}: remove it" for key in here if key not in there]
+    yield ""
+    if changed or dropped:
+        yield "# On a GPU these settings suit the corpus better (mttrain init --device cuda):"
+        yield from (f"#   {line}" for line in [*changed, *dropped])
+    else:
+        yield "# On a GPU the same settings suit the corpus; it is only sooner done."
+
+
+def _scalar(value: Any) -> str:
+    """A value in YAML, quoted where it must be; rates as people write them."""
+    if isinstance(value, float) and 0 < value < 0.01:
+        mantissa, exponent = f"{value:e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return dump_yaml({"k": value}).removeprefix("k: ").rstrip("\n")
