@@ -68,6 +68,8 @@ class TokenizerConfig(Section):
     target_path: Text | None = Field(None, description="existing target tokenizer (shared: false)")
 
     def problems(self) -> Iterator[Problem]:
+        if self.dropout > 0 and self.level == "character":
+            yield Problem(("dropout", "level"), "needs level: subword: a character is never cut")
         if self.shared:
             for name in self.changed("source_path", "target_path"):
                 yield Problem((name, "shared"), "has no effect with shared: true; use path instead")
