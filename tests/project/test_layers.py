@@ -53,6 +53,7 @@ LAYERS: dict[str, float] = {
     "searchstep": 1,  # of search
     # The parts: text to ids, ids to logits, logits to loss, weights to better weights, search.
     "tokenizer": 2,
+    "tokenreport": 2.5,  # of tokenizer
     "bpedropout": 2.5,  # of store and dataset
     "model": 2,
     "pictures": 2,
