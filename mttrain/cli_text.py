@@ -39,7 +39,8 @@ from mttrain.errors import CheckpointError, ConfigError, DataError
 
 if TYPE_CHECKING:
     from mttrain.config import RunConfig
-    from mttrain.tokenizer import Tokenizer, TokenizerReport
+    from mttrain.tokenizer import Tokenizer
+    from mttrain.tokenreport import TokenizerReport
 
 Level = StrEnum("Level", ["subword", "character"])
 Side = StrEnum("Side", ["source", "target"])
@@ -175,7 +176,8 @@ def _learn_one(
     output: Path,
 ) -> tuple[dict[str, Any], list[str]]:
     """Learn and save; the report on the text learned from, for JSON and as lines."""
-    from mttrain.tokenizer import tokenizer_report, train_tokenizer
+    from mttrain.tokenizer import train_tokenizer
+    from mttrain.tokenreport import tokenizer_report
 
     ends: list[int] = []  # for each text the number of its last line, counted through all
 

@@ -58,11 +58,18 @@ class TokenizerConfig(Section):
     level: Literal["subword", "character"] = Field(
         "subword", description="what a token is at most: a word or one Unicode character"
     )
+    dropout: Share = Field(
+        0.0,
+        description="BPE-dropout: probability that a merge is left out when training text is cut "
+        "into subwords, anew in every epoch",
+    )
     path: Text | None = Field(None, description="existing tokenizer.json to use for both languages")
     source_path: Text | None = Field(None, description="existing source tokenizer (shared: false)")
     target_path: Text | None = Field(None, description="existing target tokenizer (shared: false)")
 
     def problems(self) -> Iterator[Problem]:
+        if self.dropout > 0 and self.level == "character":
+            yield Problem(("dropout", "level"), "needs level: subword: a character is never cut")
         if self.shared:
             for name in self.changed("source_path", "target_path"):
                 yield Problem((name, "shared"), "has no effect with shared: true; use path instead")

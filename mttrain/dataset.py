@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mttrain.batching import EpochPlan, TokenBatchSampler, plan_epoch
+from mttrain.bpedropout import DroppingSide, EncodedSide, Ragged, WordSampler
 from mttrain.check import PairRules
 from mttrain.config import CorpusConfig, DataConfig, RunConfig
 from mttrain.pairs import parallel_text
@@ -52,17 +53,40 @@ class TranslationDataset(Dataset[Example]):
     weights                         [N] float64 times per epoch, or None when all are 1
     """
 
-    def __init__(self, store: EncodedCorpus) -> None:
+    def __init__(
+        self,
+        store: EncodedCorpus,
+        tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+        dropout: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """dropout: of BPE merges, in the pairs that `examples` gives of an epoch; for a store with
+        words, with its tokenizers."""
         self.store = store
+        self._drops = (tokenizers, dropout, seed)
         self._sides = [
-            (
+            EncodedSide(
                 map_array(store.part(f"{side}.tokens"), store.index["dtypes"][side]),
                 map_array(store.part(f"{side}.offsets"), "int64"),
             )
             for side in ("source", "target")
         ]
+        if dropout > 0:
+            assert tokenizers is not None, "BPE-dropout needs the merges"
+            longest = store.index["rules"]["max_length"]
+            self._sides = [
+                DroppingSide(
+                    plain.tokens,
+                    plain.offsets,
+                    _words(store, name, tokenizer, dropout, key),
+                    longest,
+                )
+                for key, (plain, name, tokenizer) in enumerate(
+                    zip(self._sides, ("source", "target"), tokenizers, strict=True), 2 * seed
+                )
+            ]
         self.source_lengths, self.target_lengths = (
-            np.diff(offsets).astype(np.int32) for _, offsets in self._sides
+            np.diff(side.offsets).astype(np.int32) for side in self._sides
         )
         self.pair_numbers = map_array(store.part("lines"), "int64")
         self.weights: NDArray[np.float64] | None = None
@@ -74,12 +98,21 @@ class TranslationDataset(Dataset[Example]):
         return len(self.source_lengths)
 
     def __getitem__(self, index: int) -> Example:
-        (source, source_at), (target, target_at) = self._sides
-        return Example(
-            source[source_at[index] : source_at[index + 1]],
-            target[target_at[index] : target_at[index + 1]],
-            index,
-        )
+        source, target = (side.row(index) for side in self._sides)
+        return Example(source, target, index)
+
+    def __getitems__(self, places: list[tuple[int, int]]) -> list[Example]:
+        """The pairs of a batch, named by (epoch, number), as they are cut in that epoch."""
+        if not places:
+            return []
+        epochs, numbers = zip(*places, strict=True)
+        rows = [side.rows(epochs[0], np.array(numbers)) for side in self._sides]
+        return [Example(*three) for three in zip(*rows, numbers, strict=True)]
+
+    def lengths(self, epoch: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Of all sources and targets, as they are cut in that epoch; EOS included."""
+        source, target = (side.lengths(epoch) for side in self._sides)
+        return source, target
 
     def locate(self, index: int) -> str:
         """Where pair `index` stands: "file of the source, line N"."""
@@ -90,9 +123,23 @@ class TranslationDataset(Dataset[Example]):
                 return f"{corpus['files'][0]}, line {line}"
         raise IndexError(index)
 
-    def __reduce__(self) -> tuple[type[TranslationDataset], tuple[EncodedCorpus]]:
+    def __reduce__(self) -> tuple[type[TranslationDataset], tuple[Any, ...]]:
         # A loader worker started by spawn maps the files again instead of receiving their content.
-        return TranslationDataset, (self.store,)
+        return TranslationDataset, (self.store, *self._drops)
+
+
+def _words(
+    store: EncodedCorpus, side: str, tokenizer: Tokenizer, dropout: float, seed: int
+) -> WordSampler:
+    """The words of one side of a store that holds them."""
+
+    def table(values: str, starts: NDArray[np.int64]) -> Ragged:
+        return Ragged(map_array(store.part(f"{side}.{values}"), "uint32"), starts)
+
+    counts = map_array(store.part(f"{side}.word_counts"), "int64")
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    types = table("types", map_array(store.part(f"{side}.type_offsets"), "int64"))
+    return WordSampler(tokenizer, types, table("words", starts), dropout, seed)
 
 
 def epoch_plan(config: RunConfig, dataset: TranslationDataset, epoch: int) -> EpochPlan:
@@ -100,8 +147,7 @@ def epoch_plan(config: RunConfig, dataset: TranslationDataset, epoch: int) -> Ep
     return plan_epoch(
         config.seed,
         epoch,
-        dataset.source_lengths,
-        dataset.target_lengths,
+        *dataset.lengths(epoch),
         batch_tokens=config.train.batch_tokens,
         batch_size=config.train.batch_size,
         weights=dataset.weights,
@@ -210,7 +256,7 @@ def batch_loader(
     """
     return DataLoader(
         dataset,
-        batch_sampler=sampler,
+        batch_sampler=_Places(sampler),
         collate_fn=collate,
         num_workers=workers,
         persistent_workers=workers > 0,
@@ -218,6 +264,20 @@ def batch_loader(
         worker_init_fn=partial(_quiet_worker, os.getpid()),
         generator=torch.Generator(),
     )
+
+
+class _Places:
+    """The batches of a sampler, each pair with the epoch, which a worker would not know."""
+
+    def __init__(self, sampler: TokenBatchSampler) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for batch in self._sampler:
+            yield [(self._sampler.epoch, pair) for pair in batch]
+
+    def __len__(self) -> int:
+        return len(self._sampler)
 
 
 def _quiet_worker(parent: int, _: int) -> None:
@@ -258,12 +318,14 @@ def encode_corpus(
     split: Split,
     directory: Path,
     *,
+    words: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> EncodedCorpus:
     """The store of a split in `directory`, made when there is none that fits; see `open_store`.
 
     Training pairs pass all rules of `data`. Of validation and test only blank and too long pairs
-    are skipped, for the loss; `load_raw` keeps all of them.
+    are skipped, for the loss; `load_raw` keeps all of them. words: keep those of the training text,
+    for BPE-dropout.
     """
     training = split == "train"
     rules = PairRules(
@@ -280,6 +342,7 @@ def encode_corpus(
         split,
         directory,
         rules=settings,
+        words=words and training,
         refuse=lambda pair, source, target: rules.reason(source, target, pair),
         progress=progress,
     )

@@ -145,16 +145,17 @@ class Run:
     def _encode(
         self, progress: Callable[[int], None] | None = None
     ) -> tuple[TranslationDataset, TranslationDataset]:
-        directory = Path(self.config.data.cache_dir or self.run_dir / "data")
+        config, tokenizers = self.config, self.tokenizers
+        directory = Path(config.data.cache_dir or self.run_dir / "data")
+        drop = config.tokenizer.dropout
         train, valid = (
-            TranslationDataset(
-                encode_corpus(
-                    self.config.data, self.tokenizers, split, directory, progress=progress
-                )
+            encode_corpus(
+                config.data, tokenizers, split, directory, words=drop > 0, progress=progress
             )
             for split in ("train", "valid")
         )
-        return train, valid
+        dropping = TranslationDataset(train, tokenizers, drop, config.seed)
+        return dropping, TranslationDataset(valid)
 
     def _new_model(self) -> Transformer:
         torch.manual_seed(self.config.seed)

@@ -3,10 +3,8 @@
 Masks are set in place on the log-probabilities of a step and nothing is renormalised; they cost a
 few columns, and only blocking repeated n-grams looks at all earlier tokens. The best are found by
 chunk maxima first: three to five times faster than `torch.topk` alone on a CPU. Random numbers are
-no stream: each is a hash of (seed, line, draw, step), the finaliser of splitmix64 (Steele, Lea and
-Flood 2014, "Fast Splittable Pseudorandom Number Generators") once per ingredient, so a drawn text
-is the same in whatever batch. That costs microseconds per step; top_p costs a sort of the
-vocabulary.
+no stream: each is a hash of (seed, line, draw, step) (module hashing), so a drawn text is the same
+in whatever batch. That costs microseconds per step; top_p costs a sort of the vocabulary.
 
 Shapes: B sentences, b sentences still in the batch, W rows per sentence, R = b x W rows,
 V vocabulary, t tokens so far.
@@ -24,13 +22,10 @@ import torch
 from torch import Tensor
 
 from mttrain.errors import ConfigError
-
-Keys = npt.NDArray[np.uint64]
+from mttrain.hashing import Keys, absorb, as_keys
 
 NEVER = -math.inf  # log-probability of what may not follow
 _CHUNK = 64  # scores per chunk whose maximum is taken first; the fastest of 16..128 on x86 CPUs
-# The three constants of splitmix64.
-_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 @dataclass(frozen=True)
@@ -209,27 +204,15 @@ def top_scores(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return best, columns_of.gather(1, at)
 
 
-def _absorb(keys: Keys, value: Keys) -> Keys:
-    """Hash `value` into `keys`; both uint64, arithmetic modulo 2^64."""
-    mixed = (keys ^ value) + np.uint64(_GOLDEN)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_FIRST)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_SECOND)
-    return mixed ^ (mixed >> np.uint64(31))
-
-
-def _as_keys(values: Sequence[int]) -> Keys:
-    return np.array([value % 2**64 for value in values], dtype=np.uint64)
-
-
 def row_keys(seed: int, lines: Sequence[int], draws: int) -> Keys:
     """Keys [len(lines) * draws] of all draws of all lines; draws of one line are neighbours."""
-    keys = _absorb(_absorb(_as_keys([0]), _as_keys([seed])), _as_keys(lines))
-    return _absorb(np.repeat(keys, draws), np.tile(_as_keys(range(draws)), len(lines)))
+    keys = absorb(absorb(as_keys([0]), as_keys([seed])), as_keys(lines))
+    return absorb(np.repeat(keys, draws), np.tile(as_keys(range(draws)), len(lines)))
 
 
 def uniform(keys: Keys, step: int) -> npt.NDArray[np.float32]:
     """A number in [0, 1) for each key [R] at this step; a multiple of 2^-24, exact in float32."""
-    top = _absorb(keys, _as_keys([step])) >> np.uint64(40)
+    top = absorb(keys, as_keys([step])) >> np.uint64(40)
     return top.astype(np.float32) * np.float32(2.0**-24)
 
 

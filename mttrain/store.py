@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -27,6 +27,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mttrain.bpedropout import WordCounter
 from mttrain.corpus import (
     Pair,
     atomic_write_text,
@@ -49,6 +50,7 @@ _BLOCK = 4096  # pairs encoded at a time
 _SHOWN_LINES = 5  # line numbers kept for each reason to skip
 _ABANDONED = 24 * 3600  # seconds after which the folder of a killed encoder is removed
 _PARTS = ("source.tokens", "source.offsets", "target.tokens", "target.offsets", "lines")
+_WORD_PARTS = ("words", "word_counts", "types", "type_offsets")  # of each side
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,32 +103,33 @@ def open_store(
     *,
     rules: dict[str, object],
     refuse: Refuse,
+    words: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> EncodedCorpus:
     """Open the store of these corpora in `directory`, making it first if there is none that fits.
 
-    `rules` describes `refuse` in plain values: it belongs to the key. `progress` is called with the
-    number of pairs read so far. DataError: files missing, not UTF-8, out of step or changed
-    meanwhile; no pair left; disk full.
+    `rules` describes `refuse` in plain values: it belongs to the key. `words`: store also the words
+    of each pair, for BPE-dropout. `progress` is called with the number of pairs read so far.
+    DataError: files missing, not UTF-8, out of step or changed meanwhile; no pair left; disk full.
     """
-    identity = _identity(corpora, tokenizers, split, rules)
+    identity = _identity(corpora, tokenizers, split, rules, words)
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     index_path = directory / f"{split}-{key[:16]}.json"
     weights = tuple(text.weight for text in corpora)
-    index = _read_index(index_path, key)
+    index = _read_index(index_path, key, words)
     if index is not None:
         return EncodedCorpus(index_path, index, weights, reused=True)
     with _write_aside(directory, index_path) as folder:
         index = {"format": _FORMAT, "key": key, "split": split, "rules": rules}
-        index |= _encode(folder, corpora, tokenizers, refuse, progress)
+        index |= _encode(folder, corpora, tokenizers, refuse, words, progress)
         if not sum(corpus["pairs"] for corpus in index["corpora"]):
             raise DataError(_nothing_left(index))
         for corpus, text in zip(index["corpora"], corpora, strict=True):
             corpus["sha256"] = [file_sha256(path) for path in text.files]
-        if _identity(corpora, tokenizers, split, rules) != identity:
+        if _identity(corpora, tokenizers, split, rules, words) != identity:
             raise DataError(f"The {SPLIT_NAMES[split]} files changed while they were read.")
-        index["files"] = {name: _fingerprint(folder / name) for name in _PARTS}
-        for name in _PARTS:
+        index["files"] = {name: _fingerprint(folder / name) for name in part_names(words)}
+        for name in part_names(words):
             os.replace(folder / name, _part_path(index_path, name))
         atomic_write_text(index_path, json.dumps(index, indent=1) + "\n")
     return EncodedCorpus(index_path, index, weights, reused=False)
@@ -137,6 +140,7 @@ def _identity(
     tokenizers: tuple[Tokenizer, Tokenizer],
     split: Split,
     rules: dict[str, object],
+    words: bool,
 ) -> dict[str, object]:
     """Everything the content of a store depends on."""
     return {
@@ -145,31 +149,44 @@ def _identity(
         "corpora": [text.identity() for text in corpora],
         "tokenizers": [tokenizer.hash for tokenizer in tokenizers],
         "rules": rules,
+        **({"words": True} if words else {}),
     }
 
 
 # ---- writing the store ------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class _Side:
-    """The growing token file of one side and the offsets of its pairs."""
+    """The growing files of one side: tokens, where each pair begins, and maybe its words."""
 
-    tokens: IO[bytes]
-    offsets: IO[bytes]
-    dtype: str
-    total: int = 0
+    def __init__(self, parts: dict[str, IO[bytes]], side: str, dtype: str, words: bool) -> None:
+        self._parts = {name.removeprefix(f"{side}."): file for name, file in parts.items()}
+        self._dtype = dtype
+        self._total = 0
+        self._words = WordCounter() if words else None
+        self._parts["offsets"].write(np.zeros(1, dtype=np.int64).tobytes())
 
-    def append(self, rows: Sequence[Sequence[int]]) -> None:
+    def append(self, rows: Sequence[Sequence[int]], words: Sequence[Sequence[int]]) -> None:
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)) + 1
-        ends = self.total + np.cumsum(lengths)
-        flat = np.full(int(lengths.sum()), EOS_ID, dtype=self.dtype)
+        ends = self._total + np.cumsum(lengths)
+        flat = np.full(int(lengths.sum()), EOS_ID, dtype=self._dtype)
         inside = np.ones(len(flat), dtype=np.bool_)
-        inside[ends - self.total - 1] = False  # where each row's EOS stays
-        flat[inside] = np.fromiter(itertools.chain.from_iterable(rows), dtype=self.dtype)
-        self.tokens.write(flat.tobytes())
-        self.offsets.write(ends.tobytes())
-        self.total = int(ends[-1])
+        inside[ends - self._total - 1] = False  # where each row's EOS stays
+        flat[inside] = np.fromiter(itertools.chain.from_iterable(rows), dtype=self._dtype)
+        self._parts["tokens"].write(flat.tobytes())
+        self._parts["offsets"].write(ends.tobytes())
+        self._total = int(ends[-1])
+        if self._words is not None:
+            types, counts = self._words.add(rows, words)
+            self._parts["words"].write(types.astype(np.uint32).tobytes())
+            self._parts["word_counts"].write(counts.astype(np.int64).tobytes())
+
+    def close(self) -> None:
+        """Write what is known only at the end: the different words."""
+        if self._words is not None:
+            types = self._words.types()
+            self._parts["types"].write(types.values.astype(np.uint32).tobytes())
+            self._parts["type_offsets"].write(types.starts.tobytes())
 
 
 @dataclass(slots=True)
@@ -194,27 +211,35 @@ def _encode(
     corpora: Sequence[ParallelText],
     tokenizers: tuple[Tokenizer, Tokenizer],
     refuse: Refuse,
+    words: bool,
     progress: Callable[[int], None] | None,
 ) -> dict[str, Any]:
     """Write the parts of the store into `folder` and return what the index says about them."""
     dtypes = ["uint16" if tokenizer.size <= 1 << 16 else "uint32" for tokenizer in tokenizers]
     tally, done = _Tally(), 0
-    with _open_parts(folder) as parts:
-        sides = [_Side(parts[0], parts[1], dtypes[0]), _Side(parts[2], parts[3], dtypes[1])]
-        for side in sides:
-            side.offsets.write(np.zeros(1, dtype=np.int64).tobytes())
+    with _open_parts(folder, part_names(words)) as parts:
+        sides = [
+            _Side(parts, side, dtype, words)
+            for side, dtype in zip(("source", "target"), dtypes, strict=True)
+        ]
         for text in corpora:
             tally.begin(text)
             for block in _blocks(text.pairs()):
-                kept = _encode_block(block, tokenizers, refuse, tally)
+                encoded = [
+                    _encoded(tokenizer, [getattr(pair, name) for pair in block], words)
+                    for tokenizer, name in zip(tokenizers, ("source", "target"), strict=True)
+                ]
+                kept = _kept(block, encoded[0][0], encoded[1][0], refuse, tally)
                 if kept:
-                    lines, *rows = zip(*kept, strict=True)
-                    parts[4].write(np.array(lines, dtype=np.int64).tobytes())
-                    for side, ids in zip(sides, rows, strict=True):
-                        side.append(ids)
+                    numbers = np.array([block[i].line for i in kept], dtype=np.int64)
+                    parts["lines"].write(numbers.tobytes())
+                    for side, (ids, places) in zip(sides, encoded, strict=True):
+                        side.append([ids[i] for i in kept], [places[i] for i in kept])
                 done += len(block)
                 if progress is not None:
                     progress(done)
+        for side in sides:
+            side.close()
     return {
         "corpora": tally.corpora,
         "skipped": tally.skipped,
@@ -223,20 +248,28 @@ def _encode(
     }
 
 
-def _encode_block(
+def _encoded(
+    tokenizer: Tokenizer, texts: Sequence[str], words: bool
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Ids of each text, and where words are wanted to which word each belongs."""
+    if words:
+        return tokenizer.encode_words(texts)
+    return tokenizer.encode_batch(texts), [[] for _ in texts]
+
+
+def _kept(
     block: Sequence[Pair],
-    tokenizers: tuple[Tokenizer, Tokenizer],
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
     refuse: Refuse,
     tally: _Tally,
-) -> list[tuple[int, list[int], list[int]]]:
-    """The pairs of the block that are not refused: line number, source ids, target ids (no EOS)."""
-    sources = tokenizers[0].encode_batch([pair.source for pair in block])
-    targets = tokenizers[1].encode_batch([pair.target for pair in block])
+) -> list[int]:
+    """Places in the block of the pairs that are not refused; the ids are without EOS."""
     kept = []
-    for pair, source, target in zip(block, sources, targets, strict=True):
+    for place, (pair, source, target) in enumerate(zip(block, sources, targets, strict=True)):
         reason = refuse(pair, len(source) + 1, len(target) + 1)
         if reason is None:
-            kept.append((pair.line, source, target))
+            kept.append(place)
         else:
             tally.skip(reason, pair.line)
     tally.corpora[-1]["lines"] += len(block)
@@ -250,19 +283,14 @@ def _blocks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
 
 
 @contextmanager
-def _open_parts(folder: Path) -> Iterator[list[IO[bytes]]]:
-    """The parts of a store, open for writing; flushed to the disk at the end."""
-    parts: list[IO[bytes]] = []
-    try:
-        for name in _PARTS:
-            parts.append((folder / name).open("wb"))
+def _open_parts(folder: Path, names: Sequence[str]) -> Iterator[dict[str, IO[bytes]]]:
+    """The parts of a store by name, open for writing; flushed to the disk at the end."""
+    with ExitStack() as stack:
+        parts = {name: stack.enter_context((folder / name).open("wb")) for name in names}
         yield parts
-        for part in parts:
+        for part in parts.values():
             part.flush()
             os.fsync(part.fileno())
-    finally:
-        for part in parts:
-            part.close()
 
 
 @contextmanager
@@ -287,6 +315,12 @@ def _write_aside(directory: Path, index_path: Path) -> Iterator[Path]:
 # ---- reading the store ------------------------------------------------------------------------
 
 
+def part_names(words: bool) -> list[str]:
+    """Names of the files of a store, without or with the words of both sides."""
+    sides = ("source", "target") if words else ()
+    return [*_PARTS, *(f"{side}.{part}" for side in sides for part in _WORD_PARTS)]
+
+
 def _part_path(index_path: Path, name: str) -> Path:
     return index_path.with_name(f"{index_path.stem}.{name}")
 
@@ -295,13 +329,13 @@ def _fingerprint(path: Path) -> list[int | str]:
     return [path.stat().st_size, file_sha256(path)]
 
 
-def _read_index(index_path: Path, key: str) -> dict[str, Any] | None:
+def _read_index(index_path: Path, key: str, words: bool) -> dict[str, Any] | None:
     """The index of a complete store with this key, or None when it has to be made (again)."""
     try:
         index = json.loads(index_path.read_bytes())
         if index["format"] != _FORMAT or index["key"] != key:
             return None
-        for name in _PARTS:
+        for name in part_names(words):
             if _fingerprint(_part_path(index_path, name)) != index["files"][name]:
                 return None
     except (OSError, DataError, ValueError, LookupError, TypeError, RecursionError):

@@ -24,7 +24,6 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -171,9 +170,28 @@ class Tokenizer:
         encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encode_words(self, texts: Sequence[str]) -> tuple[list[list[int]], list[list[int]]]:
+        """`encode_batch`, and for each id which word of its text (from 0) it belongs to.
+
+        A word is a piece of text inside which tokens are merged.
+        """
+        encodings = self._inner.encode_batch(list(texts), add_special_tokens=False)
+        return [e.ids for e in encodings], [e.word_ids for e in encodings]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids: special ones dropped, bytes that are not UTF-8 as U+FFFD."""
         return b"".join([self._bytes[index] for index in ids]).decode("utf-8", errors="replace")
+
+    def byte_rows(self) -> list[list[int]]:
+        """For each id the ids of its single bytes: what it is before any merge."""
+        own = {data[0]: index for index, data in enumerate(self._bytes) if len(data) == 1}
+        return [[own[byte] for byte in data] for data in self._bytes]
+
+    def merge_ids(self) -> list[tuple[int, int, int]]:
+        """(left, right, merged) of all merges by id, the one learned first in front."""
+        model = self._content["model"]
+        vocab = model["vocab"]
+        return [(vocab[one], vocab[two], vocab[one + two]) for one, two in model["merges"]]
 
     def pieces(self, text: str) -> list[str]:
         """The tokens of a text as `token` writes them; none holds white space."""
@@ -351,7 +369,7 @@ def train_tokenizer(
         initial_alphabet=sorted(_ALPHABET),
         show_progress=False,
     )
-    inner.train_from_iterator(_blocks(itertools.chain((first,), text)), trainer)
+    inner.train_from_iterator(blocks(itertools.chain((first,), text)), trainer)
     model = json.loads(inner.to_str())["model"]
     tokens = _checked_tokens(model["vocab"])
     return Tokenizer(tokens, _checked_merges(model["merges"], set(tokens)), _LEVELS[level])
@@ -369,64 +387,8 @@ def _built(data: dict[str, Any]) -> Any:
     )
 
 
-def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
+def blocks(lines: Iterable[str]) -> Iterator[list[str]]:
+    """The lines in lists that keep the threads of the library busy and the memory small."""
     iterator = iter(lines)
     while block := list(itertools.islice(iterator, _BLOCK)):
         yield block
-
-
-# ---- reporting --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TokenizerReport:
-    """How a tokenizer cuts a text. Words are runs without white space."""
-
-    size: int
-    lines: int
-    words: int
-    characters: int
-    tokens: int
-    longest_tokens: int
-    longest_line: int  # its number, from 1; 0 for a text without lines
-    failures: int  # lines that do not come back from encoding and decoding; must be 0
-
-    @property
-    def tokens_per_word(self) -> float:
-        return self.tokens / max(self.words, 1)
-
-    @property
-    def tokens_per_character(self) -> float:
-        return self.tokens / max(self.characters, 1)
-
-    def text(self, longest: str | None = None) -> str:
-        """Five lines for the terminal; `longest` names the longest line, if not by number alone."""
-        return "\n".join(
-            (
-                f"vocabulary   {self.size} tokens",
-                f"text         {self.lines} lines, {self.words} words, {self.tokens} tokens",
-                f"fertility    {self.tokens_per_word:.3f} tokens per word, "
-                f"{self.tokens_per_character:.3f} per character",
-                f"longest      {self.longest_tokens} tokens "
-                f"({longest or f'line {self.longest_line}'})",
-                f"round trip   {self.failures} lines changed",
-            )
-        )
-
-
-def tokenizer_report(tokenizer: Tokenizer, lines: Iterable[str]) -> TokenizerReport:
-    """Encode and decode all lines and count; streams, at about half of encoding speed."""
-    counts = {"lines": 0, "words": 0, "characters": 0, "tokens": 0, "failures": 0}
-    longest, longest_line = 0, 0
-    for block in _blocks(lines):
-        for text, ids in zip(block, tokenizer.encode_batch(block), strict=True):
-            counts["lines"] += 1
-            counts["words"] += len(text.split())
-            counts["characters"] += len(text)
-            counts["tokens"] += len(ids)
-            counts["failures"] += tokenizer.decode(ids) != text
-            if len(ids) > longest or longest_line == 0:
-                longest, longest_line = len(ids), counts["lines"]
-    return TokenizerReport(
-        size=tokenizer.size, longest_tokens=longest, longest_line=longest_line, **counts
-    )

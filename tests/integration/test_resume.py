@@ -45,22 +45,24 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, method: str, update: int, *, before
     monkeypatch.setattr(Trainer, method, interrupted)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("workers", "dropout"), [(0, 0.0), (1, 0.3)])
 def test_stopped_after_every_update(
-    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: int, dropout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D08, R02, R14, R22, R26: in the middle of an epoch, at its edge, with a group that it cuts
-    short, before each validation and in the last epoch; weights, moments, order, masks, records,
-    best and patience are those of the run that was never stopped, to the bit."""
+    short, before each validation and in the last epoch; weights, moments, order, masks, subwords
+    under BPE-dropout, records, best and patience are those of the run that was never stopped, to
+    the bit."""
+    merges = {"dropout": dropout}
     text = data(tmp_path, workers=workers)
     settings = {
         "max_steps": STEPS, "valid_every": 3, "accumulate": 2, "log_every": 2, "patience": 50,
         "keep_last": 2, "average": 2,
     }  # fmt: skip
-    whole = train(tiny_config(tmp_path / "whole", text, train=settings)).run_dir
+    whole = train(tiny_config(tmp_path / "whole", text, train=settings, tokenizer=merges)).run_dir
     epochs = records(whole, "epoch")
     assert len(epochs) > 2 and epochs[0]["batches"] % 2 == 1, "no group is cut short by an edge"
-    config = tiny_config(tmp_path / "cut", text, train=settings)
+    config = tiny_config(tmp_path / "cut", text, train=settings, tokenizer=merges)
     for update in range(1, STEPS):
         with monkeypatch.context() as patch:
             stop_at(patch, "_update", update, before=False)

@@ -28,6 +28,7 @@ LAYERS: dict[str, float] = {
     "settings": 0.5,  # of config
     "dataconfig": 0.75,  # of config
     "linear": 0.5,  # of model
+    "hashing": 0.5,  # of searchstep and bpedropout
     # What stands on the errors alone.
     "config": 1,
     "corpus": 1,
@@ -52,6 +53,8 @@ LAYERS: dict[str, float] = {
     "searchstep": 1,  # of search
     # The parts: text to ids, ids to logits, logits to loss, weights to better weights, search.
     "tokenizer": 2,
+    "tokenreport": 2.5,  # of tokenizer
+    "bpedropout": 2.5,  # of store and dataset
     "model": 2,
     "pictures": 2,
     "inference": 2.5,  # of model

@@ -277,6 +277,7 @@ train: {max_epochs: 1, keep_last: 3, batch_size: x}
     [
         (["model.max_positions=64"], "max_positions: has no effect with positions: sinusoidal"),
         (["model.positions=learned"], "max_positions: is required with positions: learned"),
+        (["tokenizer.level=character", "tokenizer.dropout=0.1"], "needs level: subword"),
         (
             ["model.positions=learned", "model.max_positions=64"],
             "data.max_length: 256 is above model.max_positions (64)",

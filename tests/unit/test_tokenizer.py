@@ -28,9 +28,9 @@ from mttrain.tokenizer import (
     SPECIAL,
     UNK_ID,
     Tokenizer,
-    tokenizer_report,
     train_tokenizer,
 )
+from mttrain.tokenreport import tokenizer_report
 
 TEXT = [
     "The cat sat on the mat, and the dog sat on the log.",
