@@ -160,7 +160,8 @@ def _every_other(chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
     begins = chosen.copy()
     begins[1:] &= ~chosen[:-1]
     first = np.maximum.accumulate(np.where(begins, place, 0))
-    return chosen & ((place - first) % 2 == 0)
+    kept: NDArray[np.bool_] = chosen & ((place - first) % 2 == 0)
+    return kept
 
 
 class WordCounter:
@@ -249,7 +250,8 @@ class EpochWords:
 
     def rows(self, pairs: Ints) -> Ragged:
         """The tokens of these pairs, without EOS."""
-        values = self._pieces.take(self._words.take(pairs).values).values
+        rows = self._words.take(pairs).values.astype(np.int64)
+        values = self._pieces.take(rows).values
         return Ragged(values, _starts(self.lengths[pairs]))
 
 

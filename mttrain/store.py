@@ -286,7 +286,9 @@ def _blocks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
 def _open_parts(folder: Path, names: Sequence[str]) -> Iterator[dict[str, IO[bytes]]]:
     """The parts of a store by name, open for writing; flushed to the disk at the end."""
     with ExitStack() as stack:
-        parts = {name: stack.enter_context((folder / name).open("wb")) for name in names}
+        parts: dict[str, IO[bytes]] = {}
+        for name in names:
+            parts[name] = stack.enter_context((folder / name).open("wb"))
         yield parts
         for part in parts.values():
             part.flush()

@@ -176,7 +176,9 @@ class Tokenizer:
         A word is a piece of text inside which tokens are merged.
         """
         encodings = self._inner.encode_batch(list(texts), add_special_tokens=False)
-        return [e.ids for e in encodings], [e.word_ids for e in encodings]
+        # Only special tokens belong to no word, and there are none.
+        words: list[list[Any]] = [encoding.word_ids for encoding in encodings]
+        return [encoding.ids for encoding in encodings], words
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids: special ones dropped, bytes that are not UTF-8 as U+FFFD."""

@@ -335,8 +335,9 @@ class Translator:
     ) -> list[ForcedScore]:
         """Log-probability of each target given its source, EOS included, in their order.
 
-        each: that of every token, too. batch_tokens bounds rows x longest of each side. A source longer than `max_source_length`
-        (None: as in translation), and a target longer than learned positions, is cut and marked.
+        each: that of every token, too. batch_tokens bounds rows x longest of each side. A source
+        longer than `max_source_length` (None: as in translation), and a target longer than learned
+        positions, is cut and marked.
         """
         sources, targets = [], []
         for source, target in sentence_pairs(pairs):
