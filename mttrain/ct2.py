@@ -32,7 +32,7 @@ from mttrain import __version__
 from mttrain.checkpoint import ModelBundle
 from mttrain.corpus import file_sha256
 from mttrain.ct2_engine import load_exported
-from mttrain.ct2_files import FORMAT, require_ctranslate2, stored_tokens
+from mttrain.ct2_files import FORMAT, is_exported, require_ctranslate2, stored_tokens
 from mttrain.errors import CheckpointError, ConfigError
 from mttrain.exporting import ExportReport, new_directory, write_report
 from mttrain.metrics import bleu_tokenizer, score_corpus
@@ -71,9 +71,12 @@ def export_ctranslate2(
     """
     library = require_ctranslate2()
     check_quantization(library, quantization)
-    native = model
-    if not isinstance(native, Translator):
-        native = Translator.load(native, device="cpu", precision="fp32")
+    if isinstance(model, Translator):
+        native = model
+    elif is_exported(model):
+        raise CheckpointError(f"{model} is an export; give the run or checkpoint it was made of.")
+    else:
+        native = Translator.load(model, device="cpu", precision="fp32")
     (bundle,) = native.bundles
     with new_directory(output, replace=replace) as folder:
         write_ctranslate2(library, bundle, folder, quantization)

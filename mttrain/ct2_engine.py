@@ -22,7 +22,7 @@ Shapes: none; this module is plain Python around the library.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,8 @@ class Ct2Engine:
                 f"A line has more subwords than the {self.positions} positions of this CTranslate2 "
                 "directory; score it with the torch engine."
             )
-        found = self._library.score_batch(sources, targets, max_input_length=0)
+        with _memory_errors():
+            found = self._library.score_batch(sources, targets, max_input_length=0)
         # One more than the target has tokens: EOS.
         return [
             list(result.log_probs if end else result.log_probs[:-1])
@@ -164,23 +165,24 @@ class Ct2Engine:
         beam = options.beam
         wide = all_at_limit and beam > 1
         penalty = options.length_penalty or _NO_PENALTY
-        results = self._library.translate_batch(
-            [[self._source[index] for index in row.ids] for row in rows],
-            target_prefix=self._prefixes(rows),
-            beam_size=beam,
-            num_hypotheses=2 * beam if wide else beam,
-            patience=2 if wide else 1,
-            length_penalty=penalty,
-            max_decoding_length=limit,
-            min_decoding_length=options.min_length,
-            no_repeat_ngram_size=options.no_repeat_ngram,
-            suppress_sequences=(
-                [[self._target[index]] for index in options.forbidden] if masked else None
-            ),
-            max_input_length=0,
-            return_end_token=True,
-            return_scores=True,
-        )
+        size = len(self._target)
+        forbidden = [[self._target[i]] for i in options.forbidden if 0 <= i < size]
+        with _memory_errors():
+            results = self._library.translate_batch(
+                [[self._source[index] for index in row.ids] for row in rows],
+                target_prefix=self._prefixes(rows),
+                beam_size=beam,
+                num_hypotheses=2 * beam if wide else beam,
+                patience=2 if wide else 1,
+                length_penalty=penalty,
+                max_decoding_length=limit,
+                min_decoding_length=min(options.min_length, limit),
+                no_repeat_ngram_size=options.no_repeat_ngram,
+                suppress_sequences=forbidden if masked else None,
+                max_input_length=0,
+                return_end_token=True,
+                return_scores=True,
+            )
         return [
             [
                 (tuple(self._ids[token] for token in tokens), score * len(tokens) ** penalty)
@@ -193,6 +195,17 @@ class Ct2Engine:
         if not rows[0].prefix:
             return None
         return [[self._target[index] for index in row.prefix] for row in rows]
+
+
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    """No memory left on a GPU is a MemoryError, as on a CPU: then the batch is halved."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        raise MemoryError(str(error)) from None
 
 
 class _Batch:
@@ -288,7 +301,8 @@ class _Batch:
             tokens = ids[:-1] if finished else ids
             ranked = self.options.ranked(score, len(tokens), finished)
             found.append(Hypothesis(tokens, score, ranked, finished))
-        return sorted(found, key=lambda h: (not h.finished, -h.ranked))[: self.options.nbest]
+        found = sorted(found, key=lambda h: (not h.finished, -h.ranked))[: self.options.nbest]
+        return found or [Hypothesis((), 0.0, 0.0, False)]  # nothing is a number: an overflow
 
 
 # ---- what is refused --------------------------------------------------------------------------

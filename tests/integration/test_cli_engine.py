@@ -255,6 +255,9 @@ def test_an_exported_directory_is_a_model(
     assert "--engine torch cannot load it" in capsys.readouterr().err
     assert translate(moved, "--input", text, "--model", str(moved)) == 2
     assert "not an ensemble" in capsys.readouterr().err
+    again = ["export", str(moved), str(tmp_path / "again"), "--to", "ctranslate2"]
+    assert main([*again, "--lines", text]) == 4
+    assert "moved is an export; give the run or checkpoint" in capsys.readouterr().err
     (moved / MODEL_FILE).write_bytes(b"nothing")
     assert translate(moved, "--input", text) == 4
     assert "model.bin is damaged" in capsys.readouterr().err

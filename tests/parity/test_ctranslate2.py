@@ -202,6 +202,8 @@ def test_learned_positions_end(tokenizer: Tokenizer, tmp_path: Path) -> None:
         assert any(other.source_cut for _, other in answers)
         assert [a.flags() for a, _ in answers] == [b.flags() for _, b in answers]
         assert_forced_scores(native, [other for _, other in answers])
+    for one, other in both(engines, lines, beam=1, min_length=20):  # more than there is room for
+        assert close(one, other) and len(other.hypotheses[0].tokens) == 16
     with pytest.raises(ConfigError, match="has 16 positions"):
         engines[1].translate(lines, TranslateOptions(max_source_length=17))
 

@@ -130,7 +130,10 @@ def serve(path: str) -> None:
     for module in pkgutil.iter_modules(mttrain.__path__, "mttrain."):
         if module.name != "mttrain.__main__":
             importlib.import_module(module.name)
-    importlib.import_module("tqdm.std")
+    # What training and pictures import when they begin; the first takes seconds.
+    for name in ("torch._dynamo", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
