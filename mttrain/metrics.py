@@ -228,7 +228,24 @@ def _check_lines(
 
 
 def _build(name: str, tokenizer: str, lowercase: bool) -> Metric:
-    """A metric with the settings of sacreBLEU's command line."""
+    """A metric with the settings of sacreBLEU's command line, whose scores are Python's numbers.
+
+    sacreBLEU's own are numpy's or Python's by chance, and its mean of resamples, of which some
+    score nothing, then fails.
+    """
+    metric = _new_metric(name, tokenizer, lowercase)
+    compute = metric._compute_score_from_stats
+
+    def plain(stats: list[Any]) -> Any:
+        result = compute(stats)
+        result.score = float(result.score)
+        return result
+
+    metric._compute_score_from_stats = plain  # type: ignore[method-assign]
+    return metric
+
+
+def _new_metric(name: str, tokenizer: str, lowercase: bool) -> Metric:
     if name == "chrf":
         return CHRF(lowercase=lowercase)
     if name == "ter":

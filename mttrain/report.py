@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -283,13 +282,8 @@ def _scored(run: RunFacts, texts: list[str], references: list[str], lang: str) -
 
 
 def _one_score(name: str, texts: list[str], references: list[str], lang: str) -> list[Score]:
-    one: dict[str, Any] = {"lang": lang, "metrics": [name]}
-    if len(texts) > 1:
-        with suppress(TypeError):
-            # sacreBLEU's mean of resamples fails where some of them score nothing at all, which
-            # are of another type: such a system gets no interval.
-            return score_corpus(texts, [references], bootstrap=BOOTSTRAP, **one)
-    return score_corpus(texts, [references], **one)
+    resamples = BOOTSTRAP if len(texts) > 1 else 0
+    return score_corpus(texts, [references], lang=lang, metrics=[name], bootstrap=resamples)
 
 
 def sentence_scores(texts: Sequence[str], references: Sequence[str]) -> list[float]:

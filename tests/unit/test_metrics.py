@@ -288,3 +288,13 @@ def test_paired_test_tells_better_from_equal() -> None:
     (result,) = compare_systems(good, near, [refs], samples=200, metrics=["bleu"])
     assert result.p_value > 0.05
     assert result.to_dict()["system"] == bleu(near, refs).value
+
+
+def test_resamples_that_score_nothing() -> None:
+    """sacreBLEU's mean of numbers of two types ended in a TypeError: where a bad system has a hit
+    or two, some resamples score exactly nothing."""
+    hyps, refs = ["x y z"] * 40, ["a b c d e"] * 38 + ["x y z w", "x y"]
+    for score in score_corpus(hyps, [refs], bootstrap=200):
+        assert score.ci is not None and all(type(number) is float for number in score.ci)
+    for found in compare_systems(hyps, hyps[::-1], [refs], samples=50):
+        assert found.p_value == 1.0
