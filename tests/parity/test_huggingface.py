@@ -193,8 +193,8 @@ def check(run: Path, out: Path, report: ExportReport, subfolder: str = "") -> No
 def test_one_vocabulary(
     changes: dict[str, Any], shared: tuple[Tokenizer, Tokenizer], tmp_path: Path
 ) -> None:
-    """Cases X01 to X04: scale, activation, norm order, position columns and offset, tied matrices,
-    a bias or a final norm left out."""
+    """X01, X02, X03, X04: scale, activation, norm order, position columns and offset, tied
+    matrices, a bias or a final norm left out."""
     check(*exported(tmp_path, shared, **changes))
 
 
@@ -386,7 +386,7 @@ def test_the_code_of_the_card_translates(
 def test_settings_without_a_counterpart(
     changes: dict[str, Any], words: str, shared: tuple[Tokenizer, Tokenizer], tmp_path: Path
 ) -> None:
-    """Case X01: a setting that the other program does not know was dropped in silence."""
+    """X01: a setting that the other program does not know was dropped in silence."""
     run = make_run(tmp_path, random_model(shared, norm="post", **changes), shared)
     with pytest.raises(ConfigError, match=words):
         export_huggingface(str(run), tmp_path / "out", lines=LINES, replace=False)
