@@ -33,10 +33,9 @@ from mttrain.ct2_engine import Verified, choose_compute, load_exported, load_ver
 from mttrain.ct2_files import FORMAT, is_exported, require_ctranslate2, verified
 from mttrain.errors import CheckpointError, DataError
 from mttrain.exporting import new_directory, run_directory
-from mttrain.rundir import WEIGHTS, remove_whole, resolve_model
+from mttrain.rundir import EXPORTS, WEIGHTS, remove_whole, resolve_model
 from mttrain.translator import Translator
 
-FOLDER = "exports"  # in the run directory
 _LAYOUT = 1  # of the exported directory; another number: earlier ones are not found
 
 
@@ -129,7 +128,7 @@ def _roots(checkpoint: Path) -> Iterator[Path]:
     """Where directories are kept, the best place first."""
     run = run_directory(str(checkpoint))
     if run is not None:
-        yield run / FOLDER
+        yield run / EXPORTS
     with contextlib.suppress(RuntimeError):  # nobody's home
         base = os.environ.get("XDG_CACHE_HOME")
         yield (Path(base) if base else Path.home() / ".cache") / "mttrain"

@@ -31,6 +31,7 @@ WEIGHTS, META, INDEX = "model.safetensors", "meta.json", "index.json"
 STATE_TENSORS, STATE_VALUES = "training.safetensors", "training.json"
 SHARED, SOURCE, TARGET = "tokenizer.json", "tokenizer.source.json", "tokenizer.target.json"
 LOG = "log.jsonl"
+EXPORTS = "exports"  # models made for other programs, of checkpoints of this run
 LOWER_IS_BETTER = frozenset({"nll"})
 
 _JSON_LIMIT = 16 << 20  # bytes; a hundred times what a checkpoint writes

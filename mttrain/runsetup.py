@@ -31,6 +31,7 @@ from mttrain.distributed import World
 from mttrain.errors import ConfigError, DataError
 from mttrain.pairs import parallel_text
 from mttrain.rundir import (
+    EXPORTS,
     LOG,
     SHARED,
     SOURCE,
@@ -227,6 +228,8 @@ def _remove_run(run_dir: Path) -> None:
         remove_whole(run_dir / "checkpoints", into=run_dir)
     for name in (SHARED, SOURCE, TARGET):
         (run_dir / name).unlink(missing_ok=True)
+    for made in (run_dir / EXPORTS).glob("ctranslate2-*-*"):  # by `translate --engine`
+        remove_whole(made, into=run_dir)
     remove_events(run_dir / FOLDER)
     store = run_dir / "data"
     if store.is_dir():

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 import mttrain.loop
@@ -91,9 +92,13 @@ class Synthetic(Dataset[Example]):
     def __len__(self) -> int:
         return len(self.source_lengths)
 
+    def lengths(self, epoch: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Of all pairs: the same in every epoch."""
+        return self.source_lengths, self.target_lengths
+
     def locate(self, index: int) -> str:
         """Where the pair stands: nowhere."""
         return f"pair {index}"
 
-    def __getitem__(self, index: int) -> Example:
-        return Example(self.ids[0, index], self.ids[1, index], index)
+    def __getitems__(self, places: list[tuple[int, int]]) -> list[Example]:
+        return [Example(self.ids[0, pair], self.ids[1, pair], pair) for _, pair in places]

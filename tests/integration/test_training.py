@@ -324,8 +324,13 @@ def test_fresh_starts_again(tmp_path: Path) -> None:
     result = train(config)
     note = result.run_dir / "notes.txt"
     note.write_text("mine")
+    cached, export = (
+        result.run_dir / "exports" / name for name in ("ctranslate2-float32-0123", "mine")
+    )
+    for folder in (cached, export):
+        folder.mkdir(parents=True)
     train(config, fresh=True)
-    assert note.read_text() == "mine"
+    assert note.read_text() == "mine" and export.exists() and not cached.exists()
     assert len(records(result.run_dir, "begin")) == 1
 
 
@@ -594,9 +599,9 @@ def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
         train(tiny_config(tmp_path, data))
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0] for line in lines] == [
-        "data.test.source", "data.test.target", "data.valid.source", "data.valid.target",
+        "data.valid.source", "data.valid.target", "data.test.source", "data.test.target",
     ]  # fmt: skip
-    assert "directory" in lines[0] and "no such file" in lines[1] and "empty" in lines[3]
+    assert "no such file" in lines[0] and "empty" in lines[1] and "directory" in lines[2]
     assert not Path(tmp_path / "run").exists()
 
 
