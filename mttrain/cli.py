@@ -155,7 +155,7 @@ def _explain(error: BaseException, args: Sequence[str]) -> tuple[int, list[str]]
     if isinstance(error, _UsageError):
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "mttrain"
-        message = " ".join(error.format_message().split())
+        message = " ".join(error.format_message().split()).replace("Value error, ", "")
         hint = extra_argument_hint(message, command.split()[-1], args)
         return 2, [f"error: {message}", hint or f"Try '{command} --help'."]
     if isinstance(error, MttrainError):

@@ -123,6 +123,8 @@ def evaluate(
     if hyp is not None:
         hyps = _read(hyp)
         texts.check_length(hyp, hyps)
+        if lang is None and langs is not None and tokenize is None:
+            lang = language_pair(langs)[1]
         result |= {"lang": lang, "tokenizer": _chosen_tokenizer(tokenize, lang)}
     else:
         hyps = _run_model(context, result, texts)

@@ -17,7 +17,7 @@ from mttrain.errors import ConfigError, DataError, MissingDependency
 
 if TYPE_CHECKING:
     from mttrain.pairs import ParallelText
-    from mttrain.starter import Facts, Machine, Sizes, Texts
+    from mttrain.starter import Facts, Machine, Sample, Sizes, Texts
 
 # Endings of text files that tell no language.
 _NO_LANGUAGE = frozenset({
@@ -89,14 +89,17 @@ def init(
     assert source is not None  # held by _check_init
     from mttrain.corpus import require_writable
     from mttrain.pairs import ParallelText
-    from mttrain.starter import SAMPLE, sizing, survey
+    from mttrain.starter import SAMPLE, Machine, sizing, survey
 
     path = Path(output)
     require_writable(path)
-    langs = _languages(source, target, source_lang, target_lang)
+    langs, guessed = _languages(source, target, source_lang, target_lang)
     text = _corpus(source, target, langs)
     plan = _Plan(path, langs, text, cut_valid=valid_source is None, tests=test or 0)
     plan.refuse_existing()
+    machine, place = _machine(device)
+    if guessed:
+        say(f"languages: {langs[0]} to {langs[1]} ({guessed})")
     if valid_source is not None and valid_target is not None:
         for _ in ParallelText((valid_source, valid_target), langs).required_pairs():
             pass  # in step, UTF-8, not empty
@@ -106,12 +109,13 @@ def init(
     if facts.pairs < 2:
         raise DataError(f"{text.name}: {facts.pairs} of the pairs have text on both sides.")
     held = plan.held_out(candidates, facts, valid)
-    machine, place = _machine(device)
-    sizes = sizing(facts, langs[1], machine)
+    sample = _sample(candidates, held, facts.pairs)
+    sizes = sizing(facts, langs[1], machine, sample)
     texts = plan.texts(None if valid_source is None else (valid_source, str(valid_target)))
     top = {"run_dir": run_dir or f"runs/{path.stem}", "seed": 1, "device": _asked(device)}
     top |= dict(zip(("source_lang", "target_lang"), langs, strict=True))
-    yaml = _yaml(top, texts, facts, sizes, machine, place)
+    other = None if machine.gpu else sizing(facts, langs[1], Machine(machine.cores, True), sample)
+    yaml = _yaml(top, texts, facts, sizes, other, place)
     pairs = plan.write(held, yaml, facts.pairs)
     _warn(facts, langs[1])
     _print_init(plan, facts, sizes, texts, pairs, as_json)
@@ -155,34 +159,83 @@ def _check_init(context: typer.Context) -> None:
 
 def _languages(
     source: str, target: str | None, source_lang: str | None, target_lang: str | None
-) -> tuple[str, str]:
-    """As given, or from the endings of the names; what is guessed is told."""
+) -> tuple[tuple[str, str], str]:
+    """As given, or from the names of the files, or from the first object of a file of JSON lines;
+    and where what is guessed comes from, "" if nothing is."""
+    from mttrain.dataconfig import pairs_kind
     from mttrain.languages import suggested_code
 
-    found = []
-    sides = (("source", source, source_lang), ("target", target, target_lang))
-    for side, name, given in sides:
-        code = given or (None if name is None or target is None else _ending(name))
-        if code is None:
-            raise ConfigError(
-                f"Which language is the {side}? Give its code: --{side}-lang en, for example."
-            )
-        better = suggested_code(code)
+    given = source_lang, target_lang
+    guessed: tuple[str | None, str | None] = None, None
+    origin = "from the names of the files"
+    if target is not None:
+        guessed = _ending(source), _ending(target)
+    elif None in given and pairs_kind(source) == "jsonl":
+        found = _languages_of_objects(source) or guessed
+        # Of two languages one is named: the other side is the other one.
+        swapped = source_lang == found[1] or target_lang == found[0]
+        guessed = (found[1], found[0]) if swapped else found
+        origin = f"from the first object of {source}"
+    codes = [one or other for one, other in zip(given, guessed, strict=True)]
+    for side, code in zip(("source", "target"), codes, strict=True):
+        better = None if code is None else suggested_code(code)
         if better is not None:
             raise ConfigError(f"{code} is not a language code; give --{side}-lang {better}.")
-        found.append(code)
-    if source_lang is None or target_lang is None:
-        say(f"languages: {found[0]} to {found[1]} (from the names of the files)")
-    return found[0], found[1]
+    first, second = codes
+    if first is None or second is None:
+        sides = [side for side, code in zip(("source", "target"), codes, strict=True) if not code]
+        options = [f"--{side}-lang {'en' if side == 'source' else 'de'}" for side in sides]
+        raise ConfigError(
+            f"Which language is the {' and which the '.join(sides)}? Give "
+            f"{'its code' if len(sides) == 1 else 'their codes'}, for example: {' '.join(options)}"
+        )
+    return (first, second), origin if None in given else ""
+
+
+def _languages_of_objects(path: str) -> tuple[str, str] | None:
+    """The two language codes among the names of the first object of a file of JSON lines.
+
+    Its own texts, or those of its "translation"; None when they are not exactly two.
+    """
+    from mttrain.corpus import read_lines
+
+    line = next((line for line in read_lines(path) if line.strip()), "")
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None  # the reader of the pairs names the line
+    if not isinstance(content, dict):
+        return None
+    for names in (content, content.get("translation")):
+        if isinstance(names, dict):
+            codes = [key for key, value in names.items() if isinstance(value, str)]
+            codes = [key for key in codes if _is_language(key)]
+            if len(codes) == 2:
+                return codes[0], codes[1]
+    return None
+
+
+def _is_language(word: str) -> bool:
+    from mttrain.languages import looks_like_code
+
+    return looks_like_code(word) and word.lower() not in _NO_LANGUAGE
+
+
+def _sample(candidates: list[Any], held: dict[str, Any], pairs: int) -> Sample:
+    """Those drawn that stay in the training text, and how many stay of all."""
+    from mttrain.holdout import left_for_training
+    from mttrain.starter import Sample
+
+    kept = list(filter(left_for_training(held), candidates))
+    out = sum(map(len, held.values()))
+    return Sample(kept, (pairs - out) * len(kept) / max(1, len(candidates) - out))
 
 
 def _ending(name: str) -> str | None:
     """corpus.de-en.de.gz -> de; None when the name ends in no language code."""
-    from mttrain.languages import looks_like_code
-
     for suffix in reversed(Path(name).suffixes):
         word = suffix.removeprefix(".")
-        if looks_like_code(word) and word.lower() not in _NO_LANGUAGE:
+        if _is_language(word):
             return word
         if word.lower() not in _NO_LANGUAGE:
             return None
@@ -311,11 +364,11 @@ def _yaml(
     texts: dict[str, Texts],
     facts: Facts,
     sizes: Sizes,
-    machine: Machine,
+    other: Sizes | None,
     place: str,
 ) -> str:
     from mttrain.schema import SCHEMA_FILE
-    from mttrain.starter import Machine, sizing, starter_yaml
+    from mttrain.starter import starter_yaml
 
     one, two = facts.source, facts.target
     head = [
@@ -324,7 +377,6 @@ def _yaml(
         f"with {one.mean:.0f} and {two.mean:.0f} characters a line, on {place}.",
         "Chosen by the size of the corpus, not tuned on it; written by `mttrain init`.",
     ]
-    other = None if machine.gpu else sizing(facts, top["target_lang"], Machine(machine.cores, True))
     return starter_yaml(head, top, texts, sizes, other)
 
 

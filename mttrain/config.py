@@ -308,7 +308,7 @@ class RunConfig(Section):
                 yield Problem(
                     keys[::-1],
                     f"{optim.warmup_steps} leaves no step of train.max_steps ({train.max_steps}) "
-                    f"to the {optim.schedule} schedule",
+                    f"to the {optim.schedule} schedule; lower both, or raise train.max_steps",
                 )
         if model.tie == "all" and not self.tokenizer.shared:
             yield Problem(

@@ -74,6 +74,15 @@ def _different(pairs: Iterable[Pair]) -> Iterator[Pair]:
             yield pair
 
 
+def left_for_training(held_out: Mapping[str, Sequence[Pair]]) -> Callable[[Pair], bool]:
+    """Whether a pair stays in the training text: it shares no side with one held out."""
+    sources, targets = (
+        {same(getattr(pair, side)) for chosen in held_out.values() for pair in chosen}
+        for side in ("source", "target")
+    )
+    return lambda pair: same(pair.source) not in sources and same(pair.target) not in targets
+
+
 def write_splits(
     pairs: Pairs,
     held_out: Mapping[str, Sequence[Pair]],
@@ -85,10 +94,7 @@ def write_splits(
     more: other files to appear together with these, with their text. No file may exist. Returns the
     number of training pairs; DataError when none is left.
     """
-    hidden = [
-        {same(getattr(pair, side)) for chosen in held_out.values() for pair in chosen}
-        for side in ("source", "target")
-    ]
+    stays = left_for_training(held_out)
     made = [*(path for both in files.values() for path in both), *more]
     kept = 0
     with _all_or_none(made), contextlib.ExitStack() as stack:
@@ -100,7 +106,7 @@ def write_splits(
             for pair in chosen:
                 _write(writers[split], pair)
         for pair in pairs() if "train" in files else ():
-            if same(pair.source) not in hidden[0] and same(pair.target) not in hidden[1]:
+            if stays(pair):
                 _write(writers["train"], pair)
                 kept += 1
         if "train" in files and kept == 0:

@@ -266,7 +266,7 @@ def _no_tokenizer(name: str, error: BaseException) -> MissingDependency:
     """What this tokenizer lacks: its package, or (sentencepiece's) the model it downloads."""
     other = "or choose another tokenizer, such as char."
     if isinstance(error, ImportError) or name in _MECAB:
-        package = "-e '.[zh_ja_ko]'" if name in _MECAB else "sentencepiece"
+        package = "'mttrain[zh_ja_ko]'" if name in _MECAB else "sentencepiece"
         return MissingDependency(
             f"The BLEU tokenizer {name} needs a package that is not installed: pip install "
             f"{package}, {other}"

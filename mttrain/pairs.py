@@ -114,6 +114,8 @@ def _single_line(text: str) -> str:
 def _tsv_pairs(path: TextPath, fields: Fields | None, langs: tuple[str, str]) -> Iterator[Pair]:
     """Two columns of a table; quotes are text."""
     lines = enumerate(read_lines(path), 1)
+    if fields is None:
+        lines = _two_columns(lines, path)
     one, two = fields or (1, 2)
     if isinstance(one, str) and isinstance(two, str):
         _, header = next(lines, (1, ""))
@@ -134,6 +136,18 @@ def _tsv_pairs(path: TextPath, fields: Fields | None, langs: tuple[str, str]) ->
                 f"{max(one, two)} is wanted."
             )
         yield Pair(number, _single_line(columns[one - 1]), _single_line(columns[two - 1]))
+
+
+def _two_columns(lines: Iterator[tuple[int, str]], path: TextPath) -> Iterator[tuple[int, str]]:
+    """The lines, if the first has no more columns than two: which ones would be a guess."""
+    for number, line in lines:
+        count = line.count("\t") + 1
+        if number == 1 and count > 2:
+            raise DataError(
+                f"{path}, line 1: {count} columns; say which are source and target, such as "
+                "fields: [1, 2] (--fields 1,2)."
+            )
+        yield number, line
 
 
 # ---- JSON lines -------------------------------------------------------------------------------

@@ -297,10 +297,14 @@ def sentence_scores(texts: Sequence[str], references: Sequence[str]) -> list[flo
     ]
 
 
+def same_lines(one: Translated, other: Translated) -> bool:
+    """Whether two runs translated the same sources and are measured by the same references."""
+    return one.sources == other.sources and one.references == other.references
+
+
 def compare_runs(one: Translated, other: Translated, lang: str) -> list[Comparison] | None:
     """The second run against the first on the same lines; None when the lines are others."""
-    same = one.sources == other.sources and one.references == other.references
-    if not same or len(one.sources) < 2:
+    if not same_lines(one, other) or len(one.sources) < 2:
         return None
     metrics = [name for name in METRICS if name in {score.name.lower() for score in one.scores}]
     return compare_systems(

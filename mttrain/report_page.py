@@ -21,6 +21,7 @@ from mttrain.errors import MissingDependency
 from mttrain.pictures import Series, curves, heat_maps, histogram, short_number
 from mttrain.report import Curve, RunFacts, Translated, lengths, number
 from mttrain.report_parts import (
+    by_lines,
     comparisons,
     environment,
     headline,
@@ -28,6 +29,7 @@ from mttrain.report_parts import (
     logged_samples,
     logged_scores,
     mapping,
+    measured_how,
     sample_groups,
     settings_table,
     visible,
@@ -68,6 +70,7 @@ def page(runs: Sequence[RunFacts], translated: Sequence[Translated | None]) -> s
         lstrip_blocks=True,
     )
     templates.filters["visible"] = visible
+    templates.filters["breakable"] = _breakable
     templates.filters["figure"] = lambda value: f"{value:.2f}" if math.isfinite(value) else "–"
     template = templates.get_template("report.html.j2")
     return template.render(_content(runs, translated))
@@ -84,10 +87,12 @@ def _content(runs: Sequence[RunFacts], translated: Sequence[Translated | None]) 
         "facts": [headline(run, found) for run, found in zip(runs, translated, strict=True)],
         "notes": [(run.label, note) for run in runs for note in run.notes],
         "scores": [(run.label, found, found.scores) for run, found in known],
+        "measured": measured_how(known),
         "logged": [logged_scores(run) for run in runs],
         "comparisons": comparisons(known),
         "charts": _charts(runs),
         "samples": sample_groups(known),
+        "apart": len(by_lines(known)) > 1,
         "logged_samples": [] if known else logged_samples(runs),
         "heats": [
             (run.label, heat, _heat_figure(heat, f"heat{n}-{m}"))
@@ -161,6 +166,13 @@ def _markup(svg: str) -> Any:
     from markupsafe import Markup
 
     return Markup(svg)  # made by `pictures`, which escapes every text in it
+
+
+def _breakable(text: str) -> Any:
+    """A signature that may break after each of its parts; the parts are escaped."""
+    from markupsafe import Markup
+
+    return Markup("|<wbr>").join(visible(text, 200).split("|"))
 
 
 def _heat_figure(heat: Any, name: str) -> Any:

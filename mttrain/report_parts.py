@@ -19,9 +19,10 @@ from typing import Any
 from mttrain.config import RunConfig
 from mttrain.metrics import Comparison
 from mttrain.pictures import short_number
-from mttrain.report import RunFacts, Translated, compare_runs, number
+from mttrain.report import RunFacts, Translated, compare_runs, number, same_lines
 
 SAMPLES, WORST, LONGEST = 20, 10, 5
+_NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "comet": "COMET", "nll": "NLL"}
 _MOST_SHOWN = 1200  # characters of a text
 _MOST_WORDS = 600  # of a side that is compared; the time grows with the product
 # Letters of scripts without spaces are compared one by one, other words as a whole.
@@ -130,9 +131,9 @@ def headline(run: RunFacts, found: Translated | None) -> list[tuple[str, str, st
             (name, f"{number(valid.get(key)):.2f}", "validation, last")
             for name, key in (("BLEU", "bleu"), ("chrF", "chrf"))
         ]
-    perplexity = number(valid.get("perplexity"))
+    perplexity, of_which = _perplexity(run, found)
     if math.isfinite(perplexity):
-        facts.append(("Perplexity", f"{perplexity:.2f}", "validation, last"))
+        facts.append(("Perplexity", f"{perplexity:.2f}", of_which))
     seconds = number(run.last("end").get("elapsed", run.last("train").get("seconds")))
     if steps:
         facts.append(("Updates", f"{steps[-1]:,.0f}", run.state()))
@@ -142,6 +143,32 @@ def headline(run: RunFacts, found: Translated | None) -> list[tuple[str, str, st
     if math.isfinite(size):
         facts.append(("Parameters", short_number(size), f"{size:,.0f}"))
     return facts
+
+
+def _perplexity(run: RunFacts, found: Translated | None) -> tuple[float, str]:
+    """That of the checkpoint whose scores stand beside it, and on which text it was measured."""
+    if found is None:
+        return number(run.last("valid").get("perplexity")), "validation, last"
+    nll = number(run.index.scores.get(run.checkpoint or "", {}).get("nll"))
+    # Beyond 700 the exponential passes the largest float.
+    value = math.exp(nll) if nll < 700 else math.nan
+    return value, f"validation set, {run.checkpoint}"
+
+
+def measured_how(
+    known: Sequence[tuple[RunFacts, Translated]],
+) -> list[tuple[str, str]]:
+    """(label, words): of what and how the scores were measured; once, "" for all, where alike."""
+    found = [
+        (
+            run.label,
+            f"on {len(one.sources):,} of {one.total:,} lines of the "
+            f"{'test' if one.split == 'test' else 'validation'} set, with {one.how}",
+        )
+        for run, one in known
+    ]
+    alike = len({words for _, words in found}) == 1 and len(by_lines(known)) == 1
+    return [("", found[0][1])] if alike else found
 
 
 def _set_name(found: Translated | None) -> str:
@@ -173,7 +200,7 @@ def logged_scores(run: RunFacts) -> dict[str, Any]:
     scores = test.get("scores")
     return {
         "label": run.label,
-        "metrics": names,
+        "metrics": [_NAMES.get(name, name) for name in names],
         "rows": rows,
         "test": [
             (str(score.get("name")), number(score.get("value")), str(score.get("signature")))
@@ -196,14 +223,42 @@ def comparisons(
     return [(first.label, run.label, compare_runs(base, found, lang)) for run, found in others]
 
 
+def by_lines(
+    known: Sequence[tuple[RunFacts, Translated]],
+) -> list[list[tuple[RunFacts, Translated]]]:
+    """The runs, those that translated the same lines together; in the order of the first ones."""
+    families: list[list[tuple[RunFacts, Translated]]] = []
+    for item in known:
+        family = next((one for one in families if same_lines(one[0][1], item[1])), None)
+        if family is None:
+            families.append([item])
+        else:
+            family.append(item)
+    return families
+
+
 def sample_groups(
     known: Sequence[tuple[RunFacts, Translated]],
 ) -> list[tuple[str, str, list[Sample]]]:
-    """Heading, explanation and samples of each group; lines that all runs have translated."""
-    if not known:
-        return []
-    first = known[0][1]
-    same = [item for item in known if item[1].sources == first.sources]
+    """Heading, explanation and samples of each group.
+
+    Runs that translated the same lines show them side by side; where there are several such
+    families each has groups of its own, under the names of its runs.
+    """
+    families = by_lines(known)
+    groups = []
+    for family in families:
+        names = ", ".join(run.label for run, _ in family)
+        for name, why, samples in _family_groups(family):
+            groups.append((f"{names}: {name}" if len(families) > 1 else name, why, samples))
+    return groups
+
+
+def _family_groups(
+    same: Sequence[tuple[RunFacts, Translated]],
+) -> list[tuple[str, str, list[Sample]]]:
+    """The groups of runs that translated the same lines."""
+    first = same[0][1]
     count = len(first.sources)
     spread = [n * count // min(SAMPLES, count) for n in range(min(SAMPLES, count))]
     groups = [("Samples", "evenly spread over the set", spread)]

@@ -94,7 +94,7 @@ def _finished(config: RunConfig, changes: Sequence[str], quiet: bool) -> TrainRe
     log = RunLog(None, quiet=quiet)
     log.say(
         f"{run_dir} is finished ({end['reason']} after {end['step']} updates; best: "
-        f"{end['best']}); raise the limit to go on, or use --fresh to start again"
+        f"{end['best']}); raise train.{end['reason']} to go on, or use --fresh to start again"
     )
     for change in changes:
         log.say(f"warning: no effect on a finished run: {change}")

@@ -241,6 +241,8 @@ def override(tree: Tree, text: str) -> None:
     place: Any = tree.value
     *above, last = key.split(".")
     for part in above:
+        if part == "0" and isinstance(place, dict) and path:
+            continue  # what may be a list of several, and is one
         step = int(part) if isinstance(place, list) and part.isdecimal() else part
         if isinstance(place, dict) and place.get(step) is None:
             place[step] = {}  # a section that the file leaves out

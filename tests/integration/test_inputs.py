@@ -163,6 +163,11 @@ def test_eval_of_a_public_test_set(
     assert scores(capsys, *model, "--pairs", "sacrebleu:wmt14") == plain
     hyp = ["--hyp", two["target"], "--test-set", "wmt14"]
     assert scores(capsys, *hyp, "--langs", "en-de")[1] == pytest.approx(100)  # chrF
+    assert (
+        main(["eval", "--hyp", two["target"], "--pairs", tsv(tmp_path, PAIRS), "--langs", "en-zh"])
+        == 0
+    )
+    assert "BLEU tokenizer: zh (target language zh)" in capsys.readouterr().err
     assert main(["eval", *hyp]) == 2
     assert "such as --langs en-de" in capsys.readouterr().err
 

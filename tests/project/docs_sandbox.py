@@ -439,6 +439,8 @@ def _run_dirs(config: str, page_blocks: list[Block], folder: Path) -> set[str]:
     texts = [b.body for b in page_blocks if saved_as(b) == config]
     if (folder / config).is_file():
         texts.append((folder / config).read_text(encoding="utf-8"))
+    if not texts:  # it is still to be written by `mttrain init`
+        return {f"runs/{Path(config).stem}"}
     return {run for text in texts for run in re.findall(r"^run_dir: *(\S+)", text, re.M)}
 
 

@@ -370,6 +370,13 @@ def test_overrides_reach_every_depth(tmp_path: Path) -> None:
     ]
 
 
+def test_one_corpus_has_the_index_of_a_list(tmp_path: Path) -> None:
+    """What config.yaml of a run holds as a list may stand alone in the user's file."""
+    config = load(tmp_path, MINIMAL, "data.train.0.weight=2", "data.train.0.source=x.en")
+    assert [(c.source, c.weight) for c in config.data.train] == [("x.en", 2.0)]
+    assert problems(tmp_path, MINIMAL, "data.train.1.weight=2") != []
+
+
 def test_override_mends_what_the_file_has_wrong(tmp_path: Path) -> None:
     """An overridden value must not be reported, nor be reported at the line of the file."""
     text = MINIMAL + "optim: {lr: x}\n"

@@ -183,7 +183,7 @@ def test_missing_or_unknown_tokenizers_are_one_sentence(monkeypatch: pytest.Monk
             bleu(["a"], ["a"], lang=name)
         text = str(error.value)
         assert f"{language} needs a package that is not installed" in text and "\n" not in text
-        command = "pip install -e '.[zh_ja_ko]'"
+        command = "pip install 'mttrain[zh_ja_ko]'"
         readme = Path(__file__).resolve().parents[2] / "README.md"
         assert command in text and command in readme.read_text(encoding="utf-8")
         with pytest.raises(MissingDependency):

@@ -52,7 +52,7 @@ def unit(**texts: str) -> str:
 
 def test_columns_of_a_table(tmp_path: Path) -> None:
     """Quotes and other separators of lines are text; further columns are passed over."""
-    path = written(tmp_path / "a.tsv", 'a "x\tb\u2028b\t0.9\r\n\tonly target\n,;\t\n')
+    path = written(tmp_path / "a.tsv", 'a "x\tb\u2028b\r\n\tonly target\n,;\t\t0.9\n')
     assert read(path) == [
         Pair(1, 'a "x', "b\u2028b"),
         Pair(2, "", "only target"),
@@ -68,6 +68,13 @@ def test_columns_by_the_names_of_the_first_line(tmp_path: Path) -> None:
     assert read(path, ("en", "de")) == [Pair(2, "hello", "Hallo")]
     with pytest.raises(DataError, match=r"a\.tsv, line 1: no column is named 'fr'.*id, de, en"):
         read(path, ("fr", "de"))
+
+
+def test_more_columns_than_two_are_no_guess(tmp_path: Path) -> None:
+    """A table with numbers in front was scored as if they were the source."""
+    path = written(tmp_path / "a.tsv", "17\thello\thallo\n")
+    with pytest.raises(DataError, match=r"a\.tsv, line 1: 3 columns; .*--fields 1,2"):
+        read(path)
 
 
 def test_a_line_without_the_column_is_named(tmp_path: Path) -> None:
