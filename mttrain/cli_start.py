@@ -17,7 +17,8 @@ from mttrain.errors import ConfigError, DataError, MissingDependency
 
 if TYPE_CHECKING:
     from mttrain.pairs import ParallelText
-    from mttrain.starter import Facts, Machine, Sample, Sizes, Texts
+    from mttrain.starter import Machine, Sizes, Texts
+    from mttrain.survey import Facts, Sample
 
 # Endings of text files that tell no language.
 _NO_LANGUAGE = frozenset({
@@ -89,7 +90,8 @@ def init(
     assert source is not None  # held by _check_init
     from mttrain.corpus import require_writable
     from mttrain.pairs import ParallelText
-    from mttrain.starter import SAMPLE, Machine, sizing, survey
+    from mttrain.starter import Machine, sizing
+    from mttrain.survey import SAMPLE, survey
 
     path = Path(output)
     require_writable(path)
@@ -172,6 +174,8 @@ def _languages(
         guessed = _ending(source), _ending(target)
     elif None in given and pairs_kind(source) == "jsonl":
         found = _languages_of_objects(source) or guessed
+        if not {*given} - {None} <= {*found}:
+            found = guessed
         # Of two languages one is named: the other side is the other one.
         swapped = source_lang == found[1] or target_lang == found[0]
         guessed = (found[1], found[0]) if swapped else found
@@ -224,7 +228,7 @@ def _is_language(word: str) -> bool:
 def _sample(candidates: list[Any], held: dict[str, Any], pairs: int) -> Sample:
     """Those drawn that stay in the training text, and how many stay of all."""
     from mttrain.holdout import left_for_training
-    from mttrain.starter import Sample
+    from mttrain.survey import Sample
 
     kept = list(filter(left_for_training(held), candidates))
     out = sum(map(len, held.values()))

@@ -6,6 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("mttrain", deadline=None)  # a busy machine is no fault
+settings.load_profile("mttrain")
 
 
 @pytest.fixture

@@ -128,6 +128,75 @@ def test_init_reads_packed_text_and_files_of_pairs(files: Write, capsys: Capture
     assert len(kept) == 55 and all(pair.target == pair.source.upper() for pair in kept)
 
 
+def test_passes_of_init_are_those_of_a_dry_run(
+    files: Write, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stops an estimate that the next command contradicts, here with much of the text cut off."""
+    monkeypatch.chdir(tmp_path)
+    lines = random_sentences(1500, 5, shortest=5)
+    files("a.en", lines), files("a.de", [line[::-1].strip() for line in lines])
+    given = ("a.en", "a.de", "--test", "200", "--valid", "200", "--device", "cpu")
+    assert run("init", *given, "--output", "a.yaml", "--json") == 0
+    epochs = json.loads(capsys.readouterr().out)["epochs"]
+    assert run("train", "--config", "a.yaml", "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["epochs"] == pytest.approx(epochs, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("first", "given", "langs"),
+    [
+        ({"id": "7", "translation": {"en": "a", "de": "b"}}, (), ("en", "de")),
+        ({"de": "b", "en": "a", "score": 1}, (), ("de", "en")),
+        ({"en": "a", "de": "b"}, ("--source-lang", "de"), ("de", "en")),
+        ({"en": "a", "de": "b"}, ("--target-lang", "de"), ("en", "de")),
+    ],
+)
+def test_init_takes_languages_from_json(
+    first: dict[str, Any],
+    given: tuple[str, ...],
+    langs: tuple[str, str],
+    files: Write,
+    capsys: Capture,
+) -> None:
+    """Stops a question whose answer stands in the file."""
+
+    def line(number: int) -> str:
+        texts = {"en": f"line {number}", "de": f"zeile {number}"}
+        plain = (
+            {"translation": texts} if "translation" in first else {k: texts.get(k) for k in first}
+        )
+        return json.dumps(plain | ({"id": "7"} if "id" in first else {}))
+
+    path = files("all.jsonl", [line(number) for number in range(40)])
+    output = Path(path).with_name("x.yaml")
+    assert run("init", path, *given, "--output", output) == 0
+    data = load_config(output).data
+    assert (data.source_lang, data.target_lang) == langs
+    told = f"languages: {langs[0]} to {langs[1]} (from the first object of {path})"
+    assert told in capsys.readouterr().err
+    pair = next(read_pairs(str(data.train[0].source), str(data.train[0].target)))
+    assert pair.source.startswith("line" if langs[0] == "en" else "zeile")
+
+
+def test_init_asks_for_both_languages_at_once(files: Write, capsys: Capture) -> None:
+    """Stops two refusals where one says all, and a guess among three languages."""
+    several = [json.dumps({"en": "a", "de": "b", "fr": "c"})]
+    cases = [
+        ("a.jsonl", several, ()),
+        ("b.jsonl", ["{no json"], ()),
+        ("c.jsonl", ["[1]"], ()),
+        ("d.jsonl", [json.dumps({"src": "a", "tgt": "b"})], ()),
+        ("e.tsv", ["a\tb"], ()),
+    ]
+    for name, lines, given in cases:
+        error = refused(capsys, "init", files(name, lines), *given)
+        assert error.startswith("2 Which language is the source and which the target? "), error
+        assert "--source-lang en --target-lang de" in error
+    two = files("f.jsonl", [json.dumps({"en": "a", "de": "b"})])
+    error = refused(capsys, "init", two, "--source-lang", "fr")
+    assert error.startswith("2 Which language is the target? ") and "--target-lang" in error
+
+
 def test_init_for_a_gpu(corpus: tuple[str, str], tmp_path: Path, capsys: Capture) -> None:
     """Stops a file for a machine that is not the one asked for."""
     for device in ("cuda", "cpu", "auto"):
@@ -146,6 +215,8 @@ def test_init_overwrites_nothing(corpus: tuple[str, str], capsys: Capture) -> No
         (folder / name).write_text("my work")
         error = refused(capsys, "init", *corpus, "--output", folder / "mine.yaml")
         assert error.startswith(f"2 {folder / name}: exists already")
+        run("init", *corpus, "--output", folder / "mine.yaml")
+        assert "languages:" not in capsys.readouterr().err  # refused first, then told
         assert (folder / name).read_text() == "my work"
         (folder / name).unlink()
     (folder / SCHEMA_FILE).write_text("{}")
@@ -194,7 +265,7 @@ def test_init_refuses_what_has_no_effect(
         ((*corpus, "--valid", "200"), "2 200 pairs are to be cut off 200"),
         ((*corpus, "--device", "gpu"), "2 --device gpu: write cpu"),
         ((files("p.tsv", ["a\tb"]), corpus[1]), "2 "),
-        ((files("q.tsv", ["a\tb"]),), "2 Which language is the source?"),
+        ((files("q.tsv", ["a\tb"]),), "2 Which language is the source and which the target?"),
         ((*corpus, "--output", str(tmp_path / "x.json")), "2 --output"),
         ((*corpus, "--output", str(tmp_path / "no" / "x.yaml")), "3 "),
     ]

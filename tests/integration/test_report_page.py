@@ -56,6 +56,19 @@ def test_page_in_a_browser(tab: Browser, pages: list[Path], number: int, tmp_pat
         assert picture.stat().st_size > 10_000
 
 
+def test_wide_tables(tab: Browser, pages: list[Path]) -> None:
+    """Stops signatures cut at the edge of a wide page, and a narrow one that hides that it scrolls:
+    at the right edge of a table that goes on there is a shadow, over the paper."""
+    scores = "document.querySelector('[aria-label=Scores]')"
+    for width, fits in ((1280, True), (390, False)):
+        tab.open(pages[1], width)
+        assert tab.value(f"{scores}.scrollWidth <= {scores}.clientWidth") is fits
+        layers = tab.value(f"getComputedStyle({scores}).backgroundImage")
+        assert layers.count("linear-gradient") == 4
+        attachments = tab.value(f"getComputedStyle({scores}).backgroundAttachment")
+        assert attachments == "local, local, scroll, scroll"
+
+
 def test_colours_follow_the_scheme(tab: Browser, pages: list[Path]) -> None:
     """Stops figures in dark ink on a dark page."""
     seen = {}

@@ -65,6 +65,7 @@ LAYERS: dict[str, float] = {
     "rundir": 2,  # of checkpoint
     # What judges a corpus, what stores it encoded, what stores a model.
     "check": 3,
+    "survey": 3.25,  # of starter
     "starter": 3.5,
     "holdout": 3.5,  # of starter
     "store": 3,  # of dataset
@@ -120,8 +121,8 @@ EDGE = {
     "attention_maps", "averaging", "cli_attention", "cli_check", "cli_completion", "cli_export",
     "cli_report", "cli_start", "cli_tools", "comet_metric", "ct2", "ct2_cache", "ct2_engine",
     "ct2_files", "exporting", "hfcheck", "holdout", "huggingface", "modelcard", "pictures",
-    "report", "report_page", "report_parts", "schema", "starter", "textcheck", "textreport",
-    "textrules", "textsides",
+    "report", "report_page", "report_parts", "schema", "starter", "survey", "textcheck",
+    "textreport", "textrules", "textsides",
 }  # fmt: skip
 MAX_CORE_CODE_LINES = 9000  # without blank lines, comments and docstrings
 MAX_EDGE_CODE_LINES = 6000

@@ -102,8 +102,6 @@ def test_every_dependency_is_imported() -> None:
     imported = {COMES_WITH.get(name, name) for name in imports()} | set(imports())
     for extra in ["", *(extra for extra in EXTRAS if extra not in TOOLS)]:
         for module in modules(*filter(None, [extra])):
-            if module == "lxml":  # sacrebleu's reader of its test sets, or ours
-                continue
             assert module in imported, module
 
 

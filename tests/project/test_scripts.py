@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-SHELL = ["scripts/_env.sh", "scripts/quickstart", "scripts/test", "scripts/check", ".ci/run"]
+SHELL = [
+    "scripts/_env.sh",
+    "scripts/quickstart",
+    "scripts/test",
+    "scripts/check",
+    "scripts/check_wheel",
+    ".ci/run",
+]
 GET_MULTI30K = PROJECT / "scripts" / "get_multi30k.py"
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")

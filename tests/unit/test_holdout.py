@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mttrain.corpus import Pair, read_pairs
 from mttrain.errors import DataError
 from mttrain.holdout import choose, same, validation_size, write_splits
-from mttrain.starter import survey
+from mttrain.survey import survey
 
 Lines = list[tuple[str, str]]
 

@@ -6,6 +6,7 @@ import html
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,19 @@ from mttrain.report import (
     translate_run,
 )
 from mttrain.report_page import page
-from mttrain.report_parts import duration, flattened, marked, settings_table, visible
+from mttrain.report_parts import (
+    duration,
+    flattened,
+    headline,
+    logged_scores,
+    marked,
+    sample_groups,
+    settings_table,
+    visible,
+)
 from tests.integration.report_help import PAIRS, made_run, write_log
 
-VOID = {"meta", "link", "br", "hr", "img", "input", "image", "path", "use", "rect", "circle"}
+VOID = {"meta", "link", "br", "wbr", "hr", "img", "input", "image", "path", "use", "rect", "circle"}
 
 
 class Checker(HTMLParser):
@@ -340,3 +350,56 @@ def test_runs_of_other_lines_are_not_compared(run: Path, translated: Translated)
     some = translate_run(load_run(run, "x"), "valid", 3, device="cpu")
     text = page([load_run(run, "one"), load_run(run, "other")], [translated, some])
     assert "cannot be compared" in Checker(text).text
+
+
+def test_runs_of_other_sets_show_their_own_samples(
+    run: Path, translated: Translated, tmp_path: Path, random_run: Path
+) -> None:
+    """Stops a page that shows the first run's lines only; and lines that are one in source but have
+    other references count as another set."""
+    some = translate_run(load_run(run, "x"), "valid", 3, device="cpu")
+    assert some is not None
+    other = replace(some, references=["another reference", *some.references[1:]])
+    facts = [load_run(run, name) for name in ("one", "other", "third", "fourth")]
+    groups = sample_groups(list(zip(facts, [translated, some, other, some], strict=True)))
+    shown = {name: samples for name, _, samples in groups}
+    for names in ("one", "other, fourth", "third"):
+        labels_there = {tuple(o.label for o in s.outputs) for s in shown[f"{names}: Samples"]}
+        assert labels_there == {tuple(names.split(", "))}
+    assert shown["third: Samples"][0].reference != shown["other, fourth: Samples"][0].reference
+    found = Checker(page(facts[:2], [translated, some]))
+    assert "Each set is shown on its own below" in found.text
+    assert "one on 8 of 8 lines" in found.text and "other on 3 of 8 lines" in found.text
+    alike = Checker(page(facts[:2], [translated, translated])).text
+    assert "Each set is shown" not in alike and "report, on 8 of 8 lines" in alike
+
+
+def test_perplexity_is_that_of_the_scored_checkpoint(run: Path, translated: Translated) -> None:
+    """Stops the perplexity of the last validation beside the BLEU of another checkpoint."""
+    facts = load_run(run, "x")
+    assert facts.checkpoint is not None
+    scores = {facts.checkpoint: {"bleu": 30.0, "nll": 2.0}, "step-9": {"bleu": 1.0, "nll": 5.0}}
+    facts.index = replace(facts.index, scores=scores)
+    cards = {what: (figure, detail) for what, figure, detail in headline(facts, translated)}
+    assert cards["Perplexity"] == ("7.39", f"validation set, {facts.checkpoint}")
+    cards = {what: (figure, detail) for what, figure, detail in headline(facts, None)}
+    assert cards["Perplexity"] == ("1.10", "validation, last") and "last" in cards["BLEU"][1]
+    facts.index = replace(facts.index, scores={})
+    assert "Perplexity" not in {what for what, _, _ in headline(facts, translated)}
+
+
+def test_metrics_have_one_name_each(run: Path) -> None:
+    """Stops the keys of the index from standing as headings beside the names of the metrics."""
+    facts = load_run(run, "x")
+    scores = {"step-1": {"bleu": 30.0, "chrf": 50.0, "nll": 2.0}}
+    facts.index = replace(facts.index, scores=scores)
+    assert logged_scores(facts)["metrics"] == ["BLEU", "chrF", "NLL"]
+    text = page([facts], [None])
+    for name in ("BLEU", "chrF", "NLL"):
+        assert f'<th class="n">{name}</th>' in text
+
+
+def test_signatures_may_break_and_are_escaped(run: Path, translated: Translated) -> None:
+    score = replace(translated.scores[0], signature="nrefs:1|<b>|c")
+    text = page([load_run(run, "x")], [replace(translated, scores=[score])])
+    assert "nrefs:1|<wbr>&lt;b&gt;|<wbr>c" in text

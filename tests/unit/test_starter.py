@@ -12,19 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mttrain.batching import plan_epoch
 from mttrain.config import RunConfig, load_config
 from mttrain.corpus import Pair
-from mttrain.starter import (
-    TABLE,
-    Facts,
-    Machine,
-    Side,
-    Sizes,
-    Texts,
-    sizing,
-    starter_yaml,
-    survey,
-)
+from mttrain.starter import TABLE, Machine, Sizes, Texts, sizing, starter_yaml
+from mttrain.survey import Facts, Sample, Side, survey
+from mttrain.tokenizer import train_tokenizer
 
 CPU, GPU = Machine(2, False), Machine(2, True)
 SIZES = [2, 50, 999, 4_999, 5_000, 29_000, 160_000, 700_000, 4_500_000, 40_000_000]
@@ -156,6 +149,59 @@ def test_the_estimate_of_time_is_that_of_the_measured_run() -> None:
     assert sizes.hours is not None
     per_update = 3600 * sizes.hours / sizes.values()["train.max_steps"]
     assert 0.5 < per_update / (46 * 60 / 12_000) < 2
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])
+def test_passes_are_those_of_the_batches(machine: Machine) -> None:
+    """Stops a number of passes that training does not make: the same vocabulary and batches."""
+    chooser = random.Random(5)
+    words = ["".join(chooser.choices("abcdefgh", k=chooser.randint(7, 12))) for _ in range(300)]
+    lines = [" ".join(chooser.choices(words, k=chooser.randint(1, 40))) for _ in range(2_000)]
+    text = pairs([(line, line[::-1]) for line in lines])
+    found, drawn = survey(text, sample=5_000, seed=1)
+    sizes = sizing(found, "de", machine, Sample(drawn, len(drawn)))
+    at = sizes.values()
+    tokenizer = train_tokenizer(
+        (side for pair in text for side in (pair.source, pair.target)),
+        vocab_size=at["tokenizer.vocab_size"],
+    )
+    source, target = (
+        [len(tokenizer.encode(getattr(pair, side))) + 1 for pair in text]
+        for side in ("source", "target")
+    )
+    assert at["data.max_length"] >= max(*source, *target)
+    plan = plan_epoch(1, 3, source, target, batch_tokens=at["train.batch_tokens"])
+    updates = len(plan) / at.get("train.accumulate", 1)
+    assert sizes.epochs == pytest.approx(at["train.max_steps"] / updates, rel=0.02)
+    guess = sizing(found, "de", machine)
+    assert guess.epochs != pytest.approx(guess.values()["train.max_steps"] / updates, rel=0.1)
+
+
+def test_a_sample_stands_for_more() -> None:
+    """Stops passes that grow with the share of the text that was looked at."""
+    lines = pairs([(f"{'a b ' * (n % 13)} c{n}", f"{'x ' * (n % 7)} y{n}") for n in range(3_000)])
+    whole, part = Sample(lines, 3_000), Sample(lines[::3], 3_000)
+    sizes = {"max_length": 512, "batch_tokens": 1_024}
+    one, two = (sample.updates(400, True, **sizes, accumulate=1) for sample in (whole, part))
+    assert one is not None and two == pytest.approx(one, rel=0.04)
+    four = whole.updates(400, True, **sizes, accumulate=4)
+    assert four == -(-one // 4)
+    assert whole.updates(400, True, max_length=2, batch_tokens=1_024, accumulate=1) is None
+    huge = Sample(lines, 30_000_000).updates(400, True, **sizes, accumulate=1)
+    assert huge == pytest.approx(10_000 * one, rel=0.04)
+
+
+def test_the_trial_that_the_file_names_is_one(tmp_path: Path) -> None:
+    """Stops a comment with settings that `--set` refuses: warm-up must end before the updates."""
+    for size in SIZES:
+        sizes = sizing(facts(size), "de", CPU)
+        _, text = written(tmp_path, sizes, None)
+        (line,) = (line for line in text.splitlines() if "a shorter trial" in line)
+        settings = [part.split()[0].rstrip(".") for part in line.split("--set ")[1:]]
+        loaded = load_config(tmp_path / "x.yaml", settings)
+        steps = loaded.train.max_steps
+        assert steps is not None
+        assert loaded.optim.warmup_steps < steps < sizes.values()["train.max_steps"]
 
 
 def test_rows_stand_in_order() -> None:
