@@ -113,7 +113,7 @@ def _single_line(text: str) -> str:
 
 def _tsv_pairs(path: TextPath, fields: Fields | None, langs: tuple[str, str]) -> Iterator[Pair]:
     """Two columns of a table; quotes are text."""
-    lines = enumerate(read_lines(path), 1)
+    lines: Iterator[tuple[int, str]] = enumerate(read_lines(path), 1)
     if fields is None:
         lines = _two_columns(lines, path)
     one, two = fields or (1, 2)
