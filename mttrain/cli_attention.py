@@ -68,7 +68,7 @@ def attention(
     threads: Threads = None,
     debug: Debug = False,
 ) -> None:
-    """Show what a translation attends to, or which words belong together."""
+    """Show what a translation attends to, or align its words."""
     _check_attention(context)
     from mttrain.attention_maps import KINDS
 
@@ -112,7 +112,8 @@ def _check_attention(context: typer.Context) -> None:
 
 def _check_picture_name(output: str | None) -> None:
     if output is None or not output.lower().endswith((".png", ".svg")):
-        raise ConfigError("Name the picture: --output F.svg or --output F.png.")
+        given = "" if output is None else f" ({output} is neither)"
+        raise ConfigError(f"Name the picture: --output F.svg or --output F.png{given}.")
 
 
 def _require_writable(output: str) -> None:
@@ -359,7 +360,7 @@ def positions(
     format: Annotated[TableShape, opt("--format", None, "What is made.")] = TableShape.picture,
     debug: Debug = False,
 ) -> None:
-    """Show the sinusoidal position table, and its dot products by distance."""
+    """Show the table of sinusoidal positions."""
     at_least("--d-model", 2, d_model, 8192)
     at_least("--length", 2, length, 8192)
     if format == TableShape.picture:

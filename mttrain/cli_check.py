@@ -66,7 +66,7 @@ def check(
     as_json: Annotated[bool, opt("--json", None, "Print one JSON object.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Tell what is wrong with a corpus: encoding, alignment, repeats, odd text."""
+    """Tell what is wrong with a corpus before training on it."""
     if sys.stdout is None:
         raise DataError("Standard output is closed; the findings go there.")
     _check_options(context)

@@ -27,7 +27,7 @@ def completion_script(
     shell: Annotated[Shell, typer.Argument(help="Whose script.")],
     debug: Debug = False,
 ) -> None:
-    """Print the script that makes a shell complete commands and options."""
+    """Print the script that completes commands in a shell."""
     from mttrain.corpus import write_lines
 
     names = {"prog_name": PROGRAM, "complete_var": VARIABLE}

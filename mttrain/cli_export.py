@@ -34,7 +34,7 @@ def export(
     as_json: Annotated[bool, opt("--json", None, "Print the report as one JSON object.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write a model for CTranslate2 or Hugging Face, and check that it translates alike."""
+    """Write a model for CTranslate2 or Hugging Face."""
     if sys.stdout is None:
         raise DataError("Standard output is closed; the report goes there.")
     if to is None:

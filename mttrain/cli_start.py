@@ -39,7 +39,7 @@ def config(
     output: Output = "-",
     debug: Debug = False,
 ) -> None:
-    """Check a configuration and print it with every default, or print the schema."""
+    """Check a configuration and print it whole, or its schema."""
     if schema == (config is not None):
         raise ConfigError("Give either --config X.yaml, to see what it means, or --schema.")
     if schema and (settings or as_json):
@@ -85,7 +85,7 @@ def init(
     as_json: Annotated[bool, opt("--json", None, "Print one JSON object.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Look at a corpus and write a commented configuration that suits it."""
+    """Write a commented configuration that suits a corpus."""
     _check_init(context)
     assert source is not None  # held by _check_init
     from mttrain.corpus import require_writable

@@ -75,7 +75,7 @@ def score(
     threads: Threads = None,
     debug: Debug = False,
 ) -> None:
-    """Score given translations: the log-probability that the model gives to each."""
+    """Print the log-probabilities of given translations."""
     _check_score(context)
     text = _text(context)
     total = _counted(text)
@@ -315,7 +315,7 @@ def average(
     as_json: Annotated[bool, opt("--json", None, "Print one JSON object.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Average the weights of checkpoints into a new checkpoint that translates."""
+    """Average several checkpoints into a new one."""
     names = checkpoints or []
     if output is None:
         raise ConfigError("Name the directory to be written: --output DIR.")
