@@ -57,7 +57,7 @@ def _exported(
     from mttrain.exporting import check_lines
 
     text = check_lines(model, given)
-    say(f"{len(text)} lines are to be translated alike before {output} gets its name")
+    say(f"comparing translations of {len(text)} lines before {output} gets its name")
     if to == Target.ctranslate2:
         from mttrain.ct2 import export_ctranslate2
 
