@@ -33,10 +33,10 @@ COPY --from=build /opt/mttrain /opt/mttrain
 ENV PATH=/opt/mttrain/bin:$PATH HOME=/tmp USER=mttrain PYTHONUNBUFFERED=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN useradd --uid 1000 --no-create-home --shell /usr/sbin/nologin mttrain \
-    && mkdir -p /work/data /work/runs \
-    && chown -R mttrain /work
+    && mkdir -p /mttrain/data /mttrain/runs \
+    && chown -R mttrain /mttrain
 USER mttrain
-WORKDIR /work
-VOLUME ["/work/data", "/work/runs"]
+WORKDIR /mttrain
+VOLUME ["/mttrain/data", "/mttrain/runs"]
 ENTRYPOINT ["mttrain"]
 CMD ["--help"]

@@ -377,4 +377,7 @@ def test_dockerfile_installs_and_runs_the_command() -> None:
     assert len(found["USER"]) == 1 and found["USER"][0] not in ("root", "0")
     order = [name for name, _ in instructions()]
     assert order.index("USER") > max(i for i, name in enumerate(order) if name == "RUN")
-    assert found["VOLUME"] == ['["/work/data", "/work/runs"]'] and found["WORKDIR"][-1] == "/work"
+    assert (
+        found["VOLUME"] == ['["/mttrain/data", "/mttrain/runs"]']
+        and found["WORKDIR"][-1] == "/mttrain"
+    )
