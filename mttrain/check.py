@@ -11,10 +11,9 @@ lines: among ten million lines that errs with a probability of 3 in a million.
 
 from __future__ import annotations
 
-import itertools
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -23,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mttrain.config import DataConfig
-from mttrain.corpus import Pair
+from mttrain.corpus import Pair, in_blocks
 from mttrain.pairs import ParallelText, parallel_text
 from mttrain.tokenizer import Tokenizer
 
@@ -236,7 +235,7 @@ class _Tally:
         self, tokenizers: tuple[Tokenizer, Tokenizer], progress: Callable[[int], None] | None
     ) -> _Tally:
         for text in self.texts:
-            for block in _blocks(text.required_pairs()):
+            for block in in_blocks(text.required_pairs(), _BLOCK):
                 self._add(block, tokenizers)
                 if progress is not None:
                     progress(self.pairs)
@@ -270,12 +269,6 @@ class _Tally:
             identical=self.identical,
             overlap=overlap,
         )
-
-
-def _blocks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    iterator = iter(pairs)
-    while block := list(itertools.islice(iterator, _BLOCK)):
-        yield block
 
 
 def _percentiles(lengths: NDArray[np.int32]) -> dict[str, list[int]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -32,7 +31,6 @@ KindChoice = StrEnum("KindChoice", ["cross", "encoder", "decoder", "all"])
 Unit = StrEnum("Unit", ["word", "piece"])
 TableShape = StrEnum("TableShape", ["picture", "text", "json"])
 
-Item = TypeVar("Item")
 
 _BATCH = 64  # sentences whose weights are collected in one pass
 
@@ -325,22 +323,17 @@ def _json_line(
 
 def _blocks(at: dict[str, Any]) -> Iterator[tuple[list[str], list[str] | None]]:
     """The lines, a batch at a time, with their given translations if there are any."""
-    from mttrain.corpus import one_line, read_lines, read_pairs
+    from mttrain.corpus import in_blocks, one_line, read_lines, read_pairs
 
     if at["input"] is None:
         target = at["target"]
         yield [one_line(at["text"])], None if target is None else [one_line(target)]
     elif at["target_input"] is not None:
-        for pairs in _cut(read_pairs(at["input"], at["target_input"])):
+        for pairs in in_blocks(read_pairs(at["input"], at["target_input"]), _BATCH):
             yield [pair.source for pair in pairs], [pair.target for pair in pairs]
     else:
-        for lines in _cut(read_lines(at["input"], errors="replace")):
+        for lines in in_blocks(read_lines(at["input"], errors="replace"), _BATCH):
             yield lines, None
-
-
-def _cut(items: Iterator[Item]) -> Iterator[list[Item]]:
-    while block := list(islice(items, _BATCH)):
-        yield block
 
 
 def _write_picture(picture: Picture, output: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mttrain.cli_checks import SEARCH, option_names, say
-from mttrain.errors import CheckpointError, ConfigError
+from mttrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from mttrain.pairs import ParallelText
@@ -86,7 +86,7 @@ def given_options(context: typer.Context, names: Sequence[str] = SEARCH) -> dict
 def search_options(given: Mapping[str, Any], models: Sequence[str]) -> TranslateOptions:
     """The search options: command line, then the first model's decode section, then defaults."""
     from mttrain.checkpoint import read_meta, resolve_model
-    from mttrain.translator import TranslateOptions
+    from mttrain.translator import TranslateOptions, saved_decoding
 
     sample = "sample" in given
     if sample and "beam" in given:
@@ -94,7 +94,7 @@ def search_options(given: Mapping[str, Any], models: Sequence[str]) -> Translate
     if "seed" in given and not sample:
         raise ConfigError("--seed has an effect only together with --sample.")
     folder = resolve_model(models[0])
-    saved = _saved_decoding(read_meta(folder).get("decode"), str(folder))
+    saved = saved_decoding(read_meta(folder), folder)
     if sample:
         saved.pop("beam", None)
     with option_names():
@@ -137,19 +137,6 @@ def _engine(models: Sequence[str], given: EngineName | None) -> EngineName:
             "CTranslate2 runs one model, not an ensemble: give one --model, or --engine torch."
         )
     return EngineName.ctranslate2 if exported else given or EngineName.torch
-
-
-def _saved_decoding(values: object, name: str) -> dict[str, Any]:
-    from pydantic import ValidationError
-
-    from mttrain.config import DecodeConfig
-
-    if values is None:
-        return {}
-    try:
-        return DecodeConfig.model_validate(values).model_dump()
-    except ValidationError:
-        raise CheckpointError(f"{name}: the decode section of meta.json is damaged.") from None
 
 
 def shown(items: Iterator[Any], output: str, total: int | None = None) -> Iterator[Any]:

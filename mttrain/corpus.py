@@ -19,6 +19,7 @@ import errno
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
 import secrets
@@ -30,11 +31,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, BinaryIO, Literal, cast
+from typing import IO, Any, BinaryIO, Literal, TypeVar, cast
 
 from mttrain.errors import DataError, unequal_lines
 
 TextPath = str | os.PathLike[str]
+Item = TypeVar("Item")
 
 GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952, section 2.3.1
 _ZIP_MAGIC = b"PK\x03\x04"  # also .docx, .xlsx, .odt
@@ -59,6 +61,13 @@ def path_name(path: TextPath) -> str:
 def one_line(text: str) -> str:
     """The text with each line feed and carriage return replaced by a space; length unchanged."""
     return text.translate(_LINE_ENDS)
+
+
+def in_blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """The items in lists of `size`, the last one with what is left."""
+    iterator = iter(items)
+    while block := list(itertools.islice(iterator, size)):
+        yield block
 
 
 # ---- reading ----------------------------------------------------------------------------------

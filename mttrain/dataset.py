@@ -60,7 +60,7 @@ class TranslationDataset(Dataset[Example]):
         dropout: float = 0.0,
         seed: int = 0,
     ) -> None:
-        """dropout: of BPE merges, in the pairs that `examples` gives of an epoch; for a store with
+        """dropout: of BPE merges, in the pairs that a loader gets of an epoch; for a store with
         words, with its tokenizers."""
         self.store = store
         self._drops = (tokenizers, dropout, seed)
@@ -71,23 +71,15 @@ class TranslationDataset(Dataset[Example]):
             )
             for side in ("source", "target")
         ]
+        self.source_lengths, self.target_lengths = self.lengths(0)  # without dropout
         if dropout > 0:
             assert tokenizers is not None, "BPE-dropout needs the merges"
             longest = store.index["rules"]["max_length"]
-            self._sides = [
-                DroppingSide(
-                    plain.tokens,
-                    plain.offsets,
-                    _words(store, name, tokenizer, dropout, key),
-                    longest,
-                )
-                for key, (plain, name, tokenizer) in enumerate(
-                    zip(self._sides, ("source", "target"), tokenizers, strict=True), 2 * seed
-                )
-            ]
-        self.source_lengths, self.target_lengths = (
-            np.diff(side.offsets).astype(np.int32) for side in self._sides
-        )
+            for place, side in enumerate(("source", "target")):
+                plain = self._sides[place]
+                # A seed of its own for each side of each run.
+                words = _words(store, side, tokenizers[place], dropout, 2 * seed + place)
+                self._sides[place] = DroppingSide(plain.tokens, plain.offsets, words, longest)
         self.pair_numbers = map_array(store.part("lines"), "int64")
         self.weights: NDArray[np.float64] | None = None
         if any(weight != 1.0 for weight in store.weights):

@@ -24,19 +24,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
-from mttrain.checkpoint import ModelBundle
-from mttrain.config import DecodeConfig, ModelConfig
-from mttrain.errors import CheckpointError, ConfigError, MissingDependency
+from mttrain.config import ModelConfig
+from mttrain.errors import ConfigError, MissingDependency
 from mttrain.exporting import ExportReport, new_directory, write_report
 from mttrain.hfcheck import TARGET_FOLDER, compare
 from mttrain.model import Transformer
 from mttrain.modelcard import model_card
 from mttrain.tokenizer import BOS_ID, EOS_ID, PAD_ID, SPECIAL, Tokenizer
-from mttrain.translator import TranslateOptions, Translator
+from mttrain.translator import TranslateOptions, Translator, saved_decoding
 
 FORMAT = "huggingface"
 
@@ -82,7 +80,7 @@ def export_huggingface(
     bundle = translator.bundles[0]
     settings = bundle.model.config
     _refuse(settings)
-    options = translator.completed(TranslateOptions(**_decoding(bundle)))
+    options = translator.completed(TranslateOptions(**saved_decoding(bundle.meta, bundle.path)))
     limits = _limits(settings, options, bundle.meta.get("max_length"))
     with new_directory(output, replace=replace) as folder, _quiet(library):
         theirs = _converted(library, bundle.model, limits)
@@ -162,16 +160,6 @@ def _refuse(settings: ModelConfig) -> None:
         raise ConfigError(
             "No architecture of transformers computes this model: " + "; ".join(problems) + "."
         )
-
-
-def _decoding(bundle: ModelBundle) -> dict[str, Any]:
-    """The decode section that the model was trained with."""
-    try:
-        return DecodeConfig.model_validate(bundle.meta.get("decode") or {}).model_dump()
-    except ValidationError:
-        raise CheckpointError(
-            f"{bundle.path}: the decode section of meta.json is damaged."
-        ) from None
 
 
 def _limits(settings: ModelConfig, options: TranslateOptions, trained: object) -> _Limits:

@@ -32,6 +32,7 @@ from mttrain.corpus import (
     Pair,
     atomic_write_text,
     file_sha256,
+    in_blocks,
     sync_directory,
 )
 from mttrain.errors import DataError
@@ -224,7 +225,7 @@ def _encode(
         ]
         for text in corpora:
             tally.begin(text)
-            for block in _blocks(text.pairs()):
+            for block in in_blocks(text.pairs(), _BLOCK):
                 encoded = [
                     _encoded(tokenizer, [getattr(pair, name) for pair in block], words)
                     for tokenizer, name in zip(tokenizers, ("source", "target"), strict=True)
@@ -275,11 +276,6 @@ def _kept(
     tally.corpora[-1]["lines"] += len(block)
     tally.corpora[-1]["pairs"] += len(kept)
     return kept
-
-
-def _blocks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
-    while block := list(itertools.islice(pairs, _BLOCK)):
-        yield block
 
 
 @contextmanager

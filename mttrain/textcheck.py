@@ -11,7 +11,6 @@ hashes are taken for equal lines, as there.
 
 from __future__ import annotations
 
-import itertools
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mttrain.check import PERCENTILES, PairRules
-from mttrain.corpus import Pair
+from mttrain.corpus import Pair, in_blocks
 from mttrain.textreport import NAMED, SIDES, Finding, TextReport
 from mttrain.textrules import RULES, excerpt, line_faults, pair_faults
 from mttrain.textsides import LEARN_FROM, Sides, looks_like
@@ -312,7 +311,7 @@ def check_text(
     memory, tallies, spans = _Memory(), [], []
     for name, pairs in training:
         tally, begin = _Tally(check, name, "training"), memory.begin()
-        for block in _blocks(pairs):
+        for block in in_blocks(pairs, LEARN_FROM):
             if tally.sides is None:
                 tally.learn(block, None)
             tally.add(block)
@@ -351,9 +350,3 @@ def _subwords(
     sources = tokenizers[0].encode_batch([pair.source for pair in pairs])
     targets = tokenizers[1].encode_batch([pair.target for pair in pairs])
     return [(len(s) + 1, len(t) + 1) for s, t in zip(sources, targets, strict=True)]
-
-
-def _blocks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    iterator = iter(pairs)
-    while block := list(itertools.islice(iterator, LEARN_FROM)):
-        yield block

@@ -23,14 +23,14 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from mttrain.corpus import atomic_write_text, load_json
+from mttrain.corpus import atomic_write_text, in_blocks, load_json
 from mttrain.errors import ConfigError, DataError, TokenizerError
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
@@ -48,7 +48,7 @@ if hasattr(os, "register_at_fork"):
 # A merge seen once is a copy of one place in the text.
 _MIN_FREQUENCY = 2
 _LARGEST_FILE = 64 << 20  # bytes: a vocabulary of half a million entries
-_BLOCK = 2000  # lines handed over at a time: threads stay busy, memory stays small
+BLOCK = 2000  # lines handed over at a time: threads stay busy, memory stays small
 
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー〆ｰ"
 _PIECES = "|".join(
@@ -371,7 +371,7 @@ def train_tokenizer(
         initial_alphabet=sorted(_ALPHABET),
         show_progress=False,
     )
-    inner.train_from_iterator(blocks(itertools.chain((first,), text)), trainer)
+    inner.train_from_iterator(in_blocks(itertools.chain((first,), text), BLOCK), trainer)
     model = json.loads(inner.to_str())["model"]
     tokens = _checked_tokens(model["vocab"])
     return Tokenizer(tokens, _checked_merges(model["merges"], set(tokens)), _LEVELS[level])
@@ -387,10 +387,3 @@ def _built(data: dict[str, Any]) -> Any:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-
-
-def blocks(lines: Iterable[str]) -> Iterator[list[str]]:
-    """The lines in lists that keep the threads of the library busy and the memory small."""
-    iterator = iter(lines)
-    while block := list(itertools.islice(iterator, _BLOCK)):
-        yield block

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mttrain.tokenizer import Tokenizer, blocks
+from mttrain.corpus import in_blocks
+from mttrain.tokenizer import BLOCK, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def tokenizer_report(tokenizer: Tokenizer, lines: Iterable[str]) -> TokenizerRep
     """Encode and decode all lines and count; streams, at about half of encoding speed."""
     counts = {"lines": 0, "words": 0, "characters": 0, "tokens": 0, "failures": 0}
     longest, longest_line = 0, 0
-    for block in blocks(lines):
+    for block in in_blocks(lines, BLOCK):
         for text, ids in zip(block, tokenizer.encode_batch(block), strict=True):
             counts["lines"] += 1
             counts["words"] += len(text.split())

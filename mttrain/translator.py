@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from mttrain.checkpoint import ModelBundle, load_model
+from mttrain.config import DecodeConfig
 from mttrain.corpus import one_line
 from mttrain.distributed import choose_device, compute_type
 from mttrain.engine import Described, Engine, Item, Row, Search, TorchEngine
@@ -389,6 +391,15 @@ class Translator:
                 )
                 results.update(zip(batch, found, strict=True))
         return [results[i] for i in range(len(items))]
+
+
+def saved_decoding(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The decode section that a model was trained with, of its meta.json; defaults without one."""
+    values = meta.get("decode")
+    try:
+        return DecodeConfig.model_validate({} if values is None else values).model_dump()
+    except ValidationError:
+        raise CheckpointError(f"{path}: the decode section of meta.json is damaged.") from None
 
 
 def _check_ensemble(bundles: Sequence[ModelBundle]) -> None:
