@@ -45,6 +45,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(d_model, d_model)
         self.v_proj = nn.Linear(d_model, d_model)
         self.out_proj = nn.Linear(d_model, d_model)
+        # Section 3.2.1; without it the scores grow with the width of a head.
+        self.scale = (d_model // config.num_heads) ** -0.5 if config.scale_attention else 1.0
         self.dropout = KeyedDropout(config.attention_dropout, keys)
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             # q, k and v act as one D x 3D matrix, whose Glorot scale is 1/sqrt(2) of a square one.
@@ -52,6 +54,10 @@ class Attention(nn.Module):
         nn.init.xavier_uniform_(self.out_proj.weight)
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
             nn.init.zeros_(projection.bias)
+
+    def query_factor(self) -> float:
+        """What other programs, which divide scores by sqrt(E), must multiply the query with."""
+        return self.scale * float((self.q_proj.in_features // self.num_heads) ** 0.5)
 
     def joined(self, *names: str) -> tuple[Tensor, Tensor]:
         """Weights [n*D, D] and biases [n*D] of the named projections, one below the other."""
@@ -81,7 +87,8 @@ class Attention(nn.Module):
             if causal:
                 bias = _causal_bias(query.shape[1], query.dtype)
             drop = (self.dropout.rate, self.dropout.key) if self.dropout.active else None
-            context = _ShortAttention.apply(query, keys_values, bias, self.num_heads, drop)  # type: ignore[no-untyped-call]
+            heads = self.num_heads, self.scale
+            context = _ShortAttention.apply(query, keys_values, bias, heads, drop)  # type: ignore[no-untyped-call]
             return self._out(context)
         if keys_values is None:
             q, k, v = self.split_heads(query, 3)
@@ -98,7 +105,9 @@ class Attention(nn.Module):
             weights = self.dropout(self.weights(query, key, bias, causal))
             out = torch.matmul(weights, value)
         else:
-            out = F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
+            out = F.scaled_dot_product_attention(
+                query, key, value, bias, is_causal=causal, scale=self.scale
+            )
         batch, _, length, _ = query.shape
         return self._out(out.transpose(1, 2).reshape(batch, length, -1))
 
@@ -107,7 +116,7 @@ class Attention(nn.Module):
 
     def weights(self, query: Tensor, key: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
         """Attention weights [B, H, T, S], each row summing to 1 (equation 1 of the paper)."""
-        scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-1, -2))
+        scores = torch.matmul(query * self.scale, key.transpose(-1, -2))
         if causal:
             allowed = causal_mask(scores.shape[-1], scores.device)
             scores = scores + mask_bias(allowed, scores.dtype)
@@ -132,7 +141,8 @@ class _ShortAttention(torch.autograd.Function):
     """(query, keys_values, bias, heads, dropout) -> context [B, T, D], before the out projection.
 
     query [B, T, D] and keys_values [B, S, 2D], or query [B, T, 3D] and None; bias broadcasts to
-    [B, H, T, S]; dropout: (rate, key) of the weights, or None.
+    [B, H, T, S]; heads: their number, and the factor of the scores; dropout: (rate, key) of the
+    weights, or None.
     """
 
     @staticmethod
@@ -141,10 +151,11 @@ class _ShortAttention(torch.autograd.Function):
         query: Tensor,
         keys_values: Tensor | None,
         bias: Tensor | None,
-        heads: int,
+        heads: tuple[int, float],
         dropout: tuple[float, int] | None,
     ) -> Tensor:
         batch, length, _ = query.shape
+        count, scale = heads
         if keys_values is None:
             d_model = query.shape[2] // 3
             query, keys_values = query[..., :d_model], query[..., d_model:]
@@ -152,14 +163,13 @@ class _ShortAttention(torch.autograd.Function):
         else:
             ctx.joined = False
         width = max(_VECTOR, keys_values.shape[1])
-        q = _heads_first(query, 1, heads, length)[0]  # [B*H, T, E]
-        k, v = _heads_first(keys_values, 2, heads, width)  # [B*H, S or more, E]
-        scale = q.shape[-1] ** -0.5
+        q = _heads_first(query, 1, count, length)[0]  # [B*H, T, E]
+        k, v = _heads_first(keys_values, 2, count, width)  # [B*H, S or more, E]
         scores = q.new_empty(q.shape[0], length, width)
         torch.baddbmm(scores, q, k.transpose(1, 2), beta=0, alpha=scale, out=scores)
         if bias is not None or width > keys_values.shape[1]:
             hidden = _padded_bias(bias, keys_values.shape[1], width, q)
-            scores.view(batch, heads, length, width).add_(hidden)
+            scores.view(batch, count, length, width).add_(hidden)
         weights = torch.softmax(scores, -1)
         ctx.save_for_backward(q, k, v, weights)
         ctx.scale, ctx.dropout, ctx.keys = scale, dropout, keys_values.shape[1]

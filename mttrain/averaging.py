@@ -29,7 +29,8 @@ from mttrain.rundir import (
 )
 
 _KEPT = ("source_lang", "target_lang", "max_length", "decode")  # of meta.json; the same in all
-_OF_TRAINING = ("dropout", "attention_dropout")  # model settings without effect afterwards
+# Model settings without effect afterwards.
+_OF_TRAINING = ("dropout", "attention_dropout", "activation_dropout", "word_dropout")
 
 
 @dataclass

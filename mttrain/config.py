@@ -127,6 +127,15 @@ class ModelConfig(Section):
         "all",
         description="which embeddings are one matrix",
     )
+    scale_embedding: bool = Field(
+        True, description="multiply embeddings by sqrt(d_model) before positions are added"
+    )
+    scale_attention: bool = Field(
+        True, description="divide attention scores by the square root of a head's width"
+    )
+    word_dropout: Share = Field(
+        0.0, description="share of subwords, on both sides, whose embedding is dropped in training"
+    )
     layer_norm_eps: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         1e-5, description="added to the variance in layer norm"
     )
@@ -166,6 +175,11 @@ class OptimConfig(Section):
     )
     label_smoothing: Share = Field(
         0.1, description="probability mass spread evenly over the vocabulary"
+    )
+    rdrop: Annotated[float, Field(ge=0.0)] = Field(
+        0.0,
+        description="R-Drop: weight of the divergence between two passes with other dropout, which "
+        "every batch then takes; 5 in the paper",
     )
     clip_norm: ClipNorm = Field(
         1.0, description="largest Euclidean norm of the gradient of one update; null = no clipping"
@@ -310,6 +324,12 @@ class RunConfig(Section):
                     f"{optim.warmup_steps} leaves no step of train.max_steps ({train.max_steps}) "
                     f"to the {optim.schedule} schedule; lower both, or raise train.max_steps",
                 )
+        if optim.rdrop and not (
+            model.dropout or model.attention_dropout or model.activation_dropout
+        ):
+            yield Problem(
+                ("optim.rdrop", "model.dropout"), "has no effect without dropout in the model"
+            )
         if model.tie == "all" and not self.tokenizer.shared:
             yield Problem(
                 ("model.tie", "tokenizer.shared"),

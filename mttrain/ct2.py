@@ -186,7 +186,7 @@ def _specification(library: Any, model: Transformer, rows: int) -> Any:
 
 def _fill_stack(spec: Any, embeddings: Any, stack: Stack, rows: int) -> None:
     """Encoder or decoder: embeddings, which are scaled by sqrt(D) there too, positions, layers."""
-    spec.scale_embeddings = True
+    spec.scale_embeddings = stack.scale != 1.0
     embeddings.weight = _copy(stack.embed_tokens.weight)
     spec.position_encodings.encodings = _positions(stack, rows)
     if hasattr(stack, "layer_norm"):
@@ -194,12 +194,13 @@ def _fill_stack(spec: Any, embeddings: Any, stack: Stack, rows: int) -> None:
     layers: list[Any] = list(stack.layers)
     for part, layer in zip(spec.layer, layers, strict=True):
         own = layer.self_attn
-        _fill_linear(part.self_attention.linear[0], own.q_proj, own.k_proj, own.v_proj)
+        first = own.query_factor()
+        _fill_linear(part.self_attention.linear[0], own.q_proj, own.k_proj, own.v_proj, first=first)
         _fill_linear(part.self_attention.linear[1], own.out_proj)
         _fill_norm(part.self_attention.layer_norm, layer.self_attn_layer_norm)
         if hasattr(layer, "encoder_attn"):
             cross = layer.encoder_attn
-            _fill_linear(part.attention.linear[0], cross.q_proj)
+            _fill_linear(part.attention.linear[0], cross.q_proj, first=cross.query_factor())
             _fill_linear(part.attention.linear[1], cross.k_proj, cross.v_proj)
             _fill_linear(part.attention.linear[2], cross.out_proj)
             _fill_norm(part.attention.layer_norm, layer.encoder_attn_layer_norm)
@@ -218,10 +219,12 @@ def _positions(stack: Stack, rows: int) -> Tensor:
     return torch.cat([learned, learned.new_zeros(rows - len(learned), stack.d_model)])
 
 
-def _fill_linear(spec: Any, *parts: Any) -> None:
-    """Several projections of one input, one below the other."""
-    spec.weight = torch.cat([_copy(part.weight) for part in parts])
-    spec.bias = torch.cat([_copy(part.bias) for part in parts])
+def _fill_linear(spec: Any, *parts: Any, first: float = 1.0) -> None:
+    """Several projections of one input, one below the other; first: factor of the first."""
+    factors = [first, *(1.0,) * (len(parts) - 1)]
+    pairs = list(zip(parts, factors, strict=True))
+    spec.weight = torch.cat([_copy(part.weight) * factor for part, factor in pairs])
+    spec.bias = torch.cat([_copy(part.bias) * factor for part, factor in pairs])
 
 
 def _fill_norm(spec: Any, norm: Any) -> None:

@@ -178,5 +178,11 @@ class KeyedDropout(nn.Module):
         out: Tensor = _DropoutAdd.apply(residual, x, self.rate, self.key)  # type: ignore[no-untyped-call]
         return out
 
+    def rows(self, x: Tensor) -> Tensor:
+        """x [..., D] -> [..., D]: whole rows are dropped or kept."""
+        if not self.active:
+            return x
+        return x * scaled_mask(torch.Size((*x.shape[:-1], 1)), self.rate, self.key, x)
+
     def extra_repr(self) -> str:
         return f"rate={self.rate}"

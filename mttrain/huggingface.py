@@ -27,6 +27,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from mttrain.attention import Attention
 from mttrain.config import ModelConfig
 from mttrain.errors import ConfigError, MissingDependency
 from mttrain.exporting import ExportReport, new_directory, write_report
@@ -251,7 +252,7 @@ def _sizes(settings: ModelConfig, limits: _Limits) -> dict[str, Any]:
         "dropout": settings.dropout,
         "attention_dropout": settings.attention_dropout,
         "activation_dropout": settings.activation_dropout,
-        "scale_embedding": True,
+        "scale_embedding": settings.scale_embedding,
         "max_position_embeddings": limits.positions,
         "pad_token_id": PAD_ID,
         "bos_token_id": BOS_ID,
@@ -268,8 +269,14 @@ def _tensors(model: Transformer, wanted: dict[str, Tensor], rows: int | None) ->
     that is only there to fill never gets probability.
     """
     order = residual_order(model.config)
+    factors = {
+        f"{name}.q_proj": module.query_factor()
+        for name, module in model.named_modules()
+        if isinstance(module, Attention)
+    }
     tensors = {}
     for name, value in model.state_dict().items():
+        value = value * factors.get(name.rpartition(".")[0], 1.0)
         value = _reordered(name, value, order)
         if rows is not None and name.split(".")[-2] in ("embed_tokens", "lm_head"):
             value = torch.cat([value, value.new_zeros(rows - len(value), value.shape[1])])

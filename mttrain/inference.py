@@ -20,7 +20,6 @@ L layers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -94,7 +93,7 @@ class ModelStepper:
         x = torch.add(
             stack.positions(state.length, 1),
             F.embedding(tokens, stack.embed_tokens.weight),
-            alpha=math.sqrt(self.d_model),
+            alpha=stack.scale,
         )  # [N, D]
         layers = zip(self.decoder, state.current(), state.past(), state.sources(), strict=True)
         for layer, now, past, source in layers:
@@ -119,8 +118,7 @@ class _Layer:
         attn = layer.self_attn
         self.pre_norm, self.activation = layer.pre_norm, layer.activation
         self.heads = attn.num_heads
-        scale = (attn.q_proj.in_features // self.heads) ** -0.5
-        self.qkv = _linear([attn.q_proj, attn.k_proj, attn.v_proj], dtype, scale)
+        self.qkv = _linear([attn.q_proj, attn.k_proj, attn.v_proj], dtype, attn.scale)
         self.out = _linear([attn.out_proj], dtype)
         self.fc1 = _linear(
             [layer.fc1, layer.fc3] if self.activation == "swiglu" else [layer.fc1], dtype
@@ -131,7 +129,7 @@ class _Layer:
             _norm(layer.final_layer_norm),
         )
         if hasattr(layer, "encoder_attn"):
-            self.cross_q = _linear([layer.encoder_attn.q_proj], dtype, scale)
+            self.cross_q = _linear([layer.encoder_attn.q_proj], dtype, attn.scale)
             self.cross_out = _linear([layer.encoder_attn.out_proj], dtype)
             self.cross_norm = _norm(layer.encoder_attn_layer_norm)
 

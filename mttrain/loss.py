@@ -41,38 +41,48 @@ class LossSums:
 
 
 class _ProjectedLoss(torch.autograd.Function):
-    """(hidden [R, D], weight [V, D], targets [R], smoothing) -> smoothed, (nll, correct).
+    """(hidden [C*R, D], weight [V, D], targets [R], smoothing, consistency, wanted) ->
+    loss, (nll, correct).
 
-    Only the first carries a gradient. `wanted` says whether it will be asked for: inside a function
-    of autograd `no_grad` cannot be seen.
+    hidden holds C = 1 or 2 passes over the same R rows, one below the other; all sums are means
+    over the passes. Only the first result carries a gradient. `wanted` says whether it will be
+    asked for: inside a function of autograd `no_grad` cannot be seen.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, wanted: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        smoothing: float,
+        consistency: float,
+        wanted: bool,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        sums = torch.zeros(3, dtype=wide, device=hidden.device)
         projection = weight.to(hidden.dtype)
-        column_sums = projection.sum(0, dtype=wide)
+        rows = len(targets)
+        passes = len(hidden) // rows if rows else 1
+        sums = _Sums(projection, wide, smoothing, consistency, passes)
         grad_hidden = torch.empty_like(hidden) if wanted else None
         grad_weight = torch.zeros_like(weight) if wanted else None
-        for start, end in _chunks(hidden, weight.shape[0]):
-            rows, chosen = hidden[start:end], targets[start:end]
-            grad = _chunk(rows, projection, column_sums, chosen, smoothing, sums, wanted)
-            if grad is None or grad_hidden is None or grad_weight is None:
+        for start, end in _chunks(hidden, weight.shape[0] * passes, rows):
+            places = [slice(start + i * rows, end + i * rows) for i in range(passes)]
+            grads = sums.add([hidden[place] for place in places], targets[start:end], wanted)
+            if grad_hidden is None or grad_weight is None:
                 continue
-            grad = grad.to(rows.dtype)
-            grad_hidden[start:end] = product(grad, projection.t())
-            if grad_weight.dtype == grad.dtype:
-                grad_weight.addmm_(grad.t(), rows)
-            else:
-                grad_weight.add_(grad.t() @ rows)
+            for place, wide_grad in zip(places, grads, strict=True):
+                grad = wide_grad.to(hidden.dtype)
+                grad_hidden[place] = product(grad, projection.t())
+                if grad_weight.dtype == grad.dtype:
+                    grad_weight.addmm_(grad.t(), hidden[place])
+                else:
+                    grad_weight.add_(grad.t() @ hidden[place])
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
-        smoothed, rest = sums[0].clone(), sums[1:].clone()
+        loss, rest = sums.total[0].clone(), sums.total[1:].clone()
         ctx.mark_non_differentiable(rest)
-        return smoothed, rest
+        return loss, rest
 
     @staticmethod
     @once_differentiable
@@ -81,56 +91,96 @@ class _ProjectedLoss(torch.autograd.Function):
         return (
             grad_hidden * grad.to(grad_hidden.dtype),
             grad_weight * grad.to(grad_weight.dtype),
-            None,
-            None,
-            None,
+            *(None,) * 4,
         )
 
 
-def _chunks(hidden: Tensor, vocab: int) -> list[tuple[int, int]]:
+def _chunks(hidden: Tensor, vocab: int, rows: int) -> list[tuple[int, int]]:
     elements = CHUNK_ELEMENTS_CPU if hidden.device.type == "cpu" else CHUNK_ELEMENTS_DEVICE
     size = max(64, elements // vocab // 32 * 32)
-    return [(start, min(start + size, len(hidden))) for start in range(0, len(hidden), size)]
+    return [(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def _chunk(
-    rows: Tensor,
-    weight: Tensor,
-    column_sums: Tensor,
-    targets: Tensor,
-    smoothing: float,
-    sums: Tensor,
-    wanted: bool,
-) -> Tensor | None:
-    """Add one chunk to `sums`; returns the gradient of the logits [R, V] when it is wanted.
+class _Sums:
+    """Adds up the loss chunk by chunk; `total` [3]: loss, nll, correct."""
 
-    With p = softmax(z), V types and smoothing e, the loss of one row is
-    (1 - e) * -log p[y] + e / V * sum_v -log p[v]   (Szegedy et al. 2016, section 7)
-    and its gradient in the logits is p - (1 - e) * onehot(y) - e / V. column_sums [D]: the sum of
-    the rows of the weight.
-    """
-    logits = product(rows, weight).to(sums.dtype)
-    column = targets[:, None]
-    picked, highest = logits.gather(1, column), logits.amax(1, keepdim=True)
-    # In place on a CPU, where memory that is new to the caches is slow.
-    probs = torch.softmax(logits, -1, out=logits if logits.device.type == "cpu" else None)
-    # log sum exp(z) from the largest probability, which is at least 1 / V: no second pass of exp.
-    norm = highest - probs.amax(1, keepdim=True).log_()
-    nll = (norm - picked).sum()
-    vocab = weight.shape[0]
-    sums[0] += (1.0 - smoothing) * nll
-    if smoothing:
-        # The logits of one row sum up to its product with the sum of the weight's rows.
-        total = (rows.to(sums.dtype) * column_sums).sum()
-        sums[0] += smoothing * (norm.sum() - total / vocab)
-    sums[1] += nll
-    sums[2] += (picked >= highest).sum()
-    if not wanted:
-        return None
-    if smoothing:
-        probs.sub_(smoothing / vocab)
-    probs.scatter_add_(1, column, torch.full_like(picked, smoothing - 1.0))
-    return probs
+    def __init__(
+        self,
+        weight: Tensor,
+        dtype: torch.dtype,
+        smoothing: float,
+        consistency: float,
+        passes: int,
+    ) -> None:
+        self.weight, self.smoothing = weight, smoothing
+        self.column_sums = weight.sum(0, dtype=dtype)  # [D], of the rows of the weight
+        self.share = 1.0 / passes
+        self.kl_share = 0.25 * consistency
+        self.total = torch.zeros(3, dtype=dtype, device=weight.device)
+
+    def add(self, blocks: list[Tensor], targets: Tensor, wanted: bool) -> list[Tensor]:
+        """One chunk, a block of rows [R, D] for each pass; returns the gradients of the logits,
+        [R, V] for each pass, when they are wanted."""
+        logits = [product(rows, self.weight).to(self.total.dtype) for rows in blocks]
+        gap = logits[0] - logits[1] if self.kl_share else None
+        each = [self._likelihood(rows, z, targets) for rows, z in zip(blocks, logits, strict=True)]
+        probs = [p for p, _ in each]
+        if gap is not None:
+            gap.sub_(each[0][1] - each[1][1])  # log p1 - log p2
+            grads = self._divergence(probs[0], probs[1], gap, wanted)
+        elif self.share != 1.0:
+            grads = [p.mul_(self.share) for p in probs]
+        else:
+            grads = probs
+        if not wanted:
+            return []
+        for grad in grads:
+            if self.smoothing:
+                grad.sub_(self.share * self.smoothing / self.weight.shape[0])
+            chosen = grad.new_full((len(targets), 1), self.share * (self.smoothing - 1.0))
+            grad.scatter_add_(1, targets[:, None], chosen)
+        return grads
+
+    def _likelihood(self, rows: Tensor, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the smoothed loss of one pass; returns probabilities [R, V], in place of the logits
+        on a CPU, and log sum exp(z) [R, 1].
+
+        With p = softmax(z), V types and smoothing e, the loss of one row is
+        (1 - e) * -log p[y] + e / V * sum_v -log p[v]   (Szegedy et al. 2016, section 7)
+        and its gradient in the logits is p - (1 - e) * onehot(y) - e / V.
+        """
+        picked, highest = logits.gather(1, targets[:, None]), logits.amax(1, keepdim=True)
+        # In place on a CPU, where memory that is new to the caches is slow.
+        probs = torch.softmax(logits, -1, out=logits if logits.device.type == "cpu" else None)
+        # log sum exp(z) from the largest probability, at least 1 / V: no second pass of exp.
+        norm = highest - probs.amax(1, keepdim=True).log_()
+        nll = (norm - picked).sum()
+        loss = (1.0 - self.smoothing) * nll
+        if self.smoothing:
+            # The logits of one row sum up to its product with the sum of the weight's rows.
+            total = (rows.to(logits.dtype) * self.column_sums).sum()
+            loss = loss + self.smoothing * (norm.sum() - total / self.weight.shape[0])
+        found = torch.stack((loss, nll, (picked >= highest).sum().to(nll.dtype)))
+        self.total.add_(found, alpha=self.share)
+        return probs, norm
+
+    def _divergence(self, p: Tensor, q: Tensor, gap: Tensor, wanted: bool) -> list[Tensor]:
+        """Add the divergence of two passes; returns the gradients of both, cross-entropy's
+        probabilities included. p, q [R, V]: probabilities; gap [R, V] = log p - log q, used up.
+
+        R-Drop (Liang et al. 2021, equations 1 to 3) adds a/2 * (KL(p|q) + KL(q|p)) to the sum of
+        the losses of both passes; here everything is half of that, so that a = 0 leaves a mean.
+        The gradient of KL(p|q) in p's logits is p * (gap - KL(p|q)), in q's it is q - p.
+        """
+        kl = [(p * gap).sum(1, keepdim=True), -(q * gap).sum(1, keepdim=True)]
+        w = self.kl_share
+        self.total[0] += w * (kl[0] + kl[1]).sum()
+        if not wanted:
+            return []
+        first = gap * w
+        first.add_(self.share + w - w * kl[0]).mul_(p).sub_(q, alpha=w)
+        second = gap.mul_(-w).add_(self.share + w - w * kl[1]).mul_(q).sub_(p, alpha=w)
+        return [first, second]
 
 
 def smoothed_loss(
@@ -143,13 +193,43 @@ def smoothed_loss(
     the smoothing mass is spread over all V types, and padded positions add nothing.
     No counted token gives zeros (never 0/0); gradients flow to hidden and weight.
     """
-    flat, flat_targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    return _sums(hidden.reshape(1, -1, hidden.shape[-1]), weight, targets, smoothing, 0.0, pad_id)
+
+
+def consistent_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    consistency: float,
+    pad_id: int = 0,
+) -> LossSums:
+    """R-Drop (Liang et al. 2021): two passes with other dropout masks are to say the same.
+
+    hidden [2B, T, D]: B sentences and the same again, targets [B, T]. smoothed: the mean of the
+    losses of both passes + consistency / 4 * (KL(p1|p2) + KL(p2|p1)), half of what the paper adds
+    up; nll and correct are means of both; tokens are counted once.
+    """
+    both = hidden.reshape(2, -1, hidden.shape[-1])
+    return _sums(both, weight, targets, smoothing, consistency, pad_id)
+
+
+def _sums(
+    passes: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    consistency: float,
+    pad_id: int,
+) -> LossSums:
+    """passes [C, N, D], targets of N elements"""
+    flat_targets = targets.reshape(-1)
     real = (flat_targets != pad_id).nonzero()[:, 0]
-    rows = flat.index_select(0, real)
+    rows = passes.index_select(1, real).flatten(0, 1)
     if torch.is_autocast_enabled(rows.device.type):
         # The final layer norm gives float32, and autocast does not reach products with `out=`.
         rows = rows.to(torch.get_autocast_dtype(rows.device.type))
     chosen = flat_targets.index_select(0, real)
     wanted = torch.is_grad_enabled()
-    smoothed, rest = _ProjectedLoss.apply(rows, weight, chosen, smoothing, wanted)  # type: ignore[no-untyped-call]
-    return LossSums(smoothed, rest[0], int(real.numel()), rest[1])
+    loss, rest = _ProjectedLoss.apply(rows, weight, chosen, smoothing, consistency, wanted)  # type: ignore[no-untyped-call]
+    return LossSums(loss, rest[0], int(real.numel()), rest[1])

@@ -147,6 +147,7 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         self.d_model = config.d_model
+        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.embed_tokens = _embedding(vocab, config.d_model)
         if config.positions == "learned":
             assert config.max_positions is not None  # held by the configuration's own checks
@@ -155,6 +156,7 @@ class Stack(nn.Module):
             table = sinusoidal_positions(0, 256, config.d_model).to(self.embed_tokens.weight.device)
             self.register_buffer("position_table", table, persistent=False)
         self.dropout = KeyedDropout(config.dropout, keys)
+        self.word_dropout = KeyedDropout(config.word_dropout, keys)
         self.layers = nn.ModuleList(layers)
         if config.norm == "pre":
             self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
@@ -177,9 +179,13 @@ class Stack(nn.Module):
         return table[start:end]
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """tokens [B, T] at positions start.. -> [B, T, D], scaled by sqrt(D) once (section 3.4)."""
-        scaled = self.embed_tokens(tokens) * math.sqrt(self.d_model)
-        return with_room(self.dropout(scaled + self.positions(start, tokens.shape[1])))
+        """tokens [B, T] at positions start.. -> [B, T, D], scaled by sqrt(D) once (section 3.4).
+
+        Word dropout takes whole vectors away, their positions stay (Sennrich et al. 2016, Edinburgh
+        Neural Machine Translation Systems for WMT 16, section 2.4).
+        """
+        embedded = self.word_dropout.rows(self.embed_tokens(tokens) * self.scale)
+        return with_room(self.dropout(embedded + self.positions(start, tokens.shape[1])))
 
     def normalised(self, x: Tensor) -> Tensor:
         """The final layer norm of a pre-norm stack; a post-norm stack ends normalised."""

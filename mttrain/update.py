@@ -28,7 +28,7 @@ from mttrain.config import RunConfig
 from mttrain.dataset import Batch
 from mttrain.distributed import World, autocast, compute_type
 from mttrain.errors import TrainingError
-from mttrain.loss import LossSums, smoothed_loss
+from mttrain.loss import LossSums, consistent_loss, smoothed_loss
 from mttrain.machine import out_of_memory
 from mttrain.model import Transformer
 from mttrain.optim import (
@@ -48,15 +48,20 @@ PART_ELEMENTS = 1 << 19
 class StepModule(nn.Module):
     """Model and loss in one forward, so that DistributedDataParallel and compile wrap it whole."""
 
-    def __init__(self, model: Transformer, smoothing: float) -> None:
+    def __init__(self, model: Transformer, smoothing: float, consistency: float = 0.0) -> None:
+        """consistency: R-Drop's weight; above 0 every batch passes twice, as one twice as large."""
         super().__init__()
         self.model = model
-        self.smoothing = smoothing
+        self.smoothing, self.consistency = smoothing, consistency
 
     def forward(self, source: Tensor, target_in: Tensor, target_out: Tensor) -> LossSums:
         """source [B, S], target_in and target_out [B, T] -> sums over the target tokens"""
-        hidden = self.model(source, target_in)
         weight = self.model.lm_head.weight
+        if self.consistency:
+            hidden = self.model(source.repeat(2, 1), target_in.repeat(2, 1))
+            how = self.smoothing, self.consistency, self.model.pad_id
+            return consistent_loss(hidden, weight, target_out, *how)
+        hidden = self.model(source, target_in)
         return smoothed_loss(hidden, weight, target_out, self.smoothing, self.model.pad_id)
 
 
@@ -90,7 +95,7 @@ class Updater:
             reserve_memory(self.optimizer)
         self.dtype = compute_type(config.train.precision, world.device)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.dtype == torch.float16)
-        step: nn.Module = StepModule(model, config.optim.label_smoothing)
+        step: nn.Module = StepModule(model, config.optim.label_smoothing, config.optim.rdrop)
         if world.size > 1:
             # The buffers are position tables, which each rank grows when it needs to.
             step = DistributedDataParallel(
@@ -194,7 +199,8 @@ class Updater:
         rows = batch.source.shape[0]
         cells = rows * max(batch.source.shape[1], batch.target_out.shape[1])
         if self.world.device.type == "cpu":
-            cells = min(cells, PART_ELEMENTS // self.config.model.d_model)
+            passes = 2 if self.config.optim.rdrop else 1
+            cells = min(cells, PART_ELEMENTS // (passes * self.config.model.d_model))
         return list(batch.parts(-(-cells // pieces)))
 
     def _backward(self, batch: Batch, divisor: int, last: bool) -> None:

@@ -129,6 +129,15 @@ def test_every_kind_of_model(
     assert [s.tokens for s in theirs] == [s.tokens for s in ours]
 
 
+def test_scales_that_are_left_out(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """The other program divides every score by sqrt(E) and may scale embeddings: a model that does
+    neither must come out the same."""
+    model = transformer(tokenizer, scale_embedding=False, scale_attention=False)
+    lines = sentences(20, 12)
+    report = export_ctranslate2(saved(tmp_path, model, tokenizer), tmp_path / "o", lines=lines)
+    assert report.equal >= 19
+
+
 def test_odd_sizes(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Widths and depths that share no factor, and one head."""
     model = transformer(

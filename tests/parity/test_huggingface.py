@@ -178,6 +178,9 @@ LEARNED = [
 ]
 SEPARATE = [{"norm": norm, "tie": tie} for norm in ("post", "pre") for tie in ("target", "none")]
 ODD = [{"norm": norm, "d_model": 15, "num_heads": 3} for norm in ("post", "pre")]
+ODD += [
+    {"norm": norm, "scale_embedding": False, "scale_attention": False} for norm in ("post", "pre")
+]
 
 
 def check(run: Path, out: Path, report: ExportReport, subfolder: str = "") -> None:

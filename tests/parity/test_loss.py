@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import mttrain.loss
-from mttrain.loss import smoothed_loss
+from mttrain.loss import consistent_loss, smoothed_loss
 
 
 def random_case(rows: int = 37, d_model: int = 12, vocab: int = 29, pad_share: float = 0.3):
@@ -109,3 +109,73 @@ def test_no_gradients_are_computed_without_need(monkeypatch: pytest.MonkeyPatch)
     with torch.no_grad():
         sums = smoothed_loss(hidden, weight, targets, 0.1)
     assert not made and not sums.smoothed.requires_grad
+
+
+def two_passes(hidden: torch.Tensor) -> torch.Tensor:
+    return torch.cat((hidden, hidden.flip(-1) * 0.7 + 0.1)).detach().requires_grad_(True)
+
+
+@pytest.mark.parametrize("consistency", [0.5, 5.0])
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+def test_rdrop_equals_the_published_sum(consistency: float, chunk: int, monkeypatch) -> None:
+    """The divergence once went one way only, and its gradient was chosen for another loss than the
+    one that was logged: value and gradients against cross_entropy and kl_div."""
+    monkeypatch.setattr(mttrain.loss, "CHUNK_ELEMENTS_CPU", chunk)
+    hidden, weight, targets = random_case(rows=83)
+    both = two_passes(hidden)
+    ours = consistent_loss(both, weight, targets, 0.1, consistency)
+    (ours.smoothed / 7).backward()
+    grads = both.grad.clone(), weight.grad.clone()
+    both.grad = weight.grad = None
+
+    real = targets != 0
+    first, second = (half[real] @ weight.t() for half in both.chunk(2))
+    losses = [
+        F.cross_entropy(z, targets[real], label_smoothing=0.1, reduction="sum")
+        for z in (first, second)
+    ]
+    p, q = first.log_softmax(-1), second.log_softmax(-1)
+    kl = F.kl_div(q, p, reduction="sum", log_target=True)
+    kl = kl + F.kl_div(p, q, reduction="sum", log_target=True)
+    published = sum(losses) + consistency / 2 * kl
+    (published / 2 / 7).backward()
+    torch.testing.assert_close(ours.smoothed, published / 2)
+    torch.testing.assert_close(grads[0], both.grad)
+    torch.testing.assert_close(grads[1], weight.grad)
+    assert ours.tokens == int(real.sum())
+    halves = [smoothed_loss(half, weight, targets, 0.1) for half in both.chunk(2)]
+    torch.testing.assert_close(ours.nll, (halves[0].nll + halves[1].nll) / 2)
+    torch.testing.assert_close(ours.correct, (halves[0].correct + halves[1].correct) / 2)
+    with torch.no_grad():
+        again = consistent_loss(both, weight, targets, 0.1, consistency)
+    torch.testing.assert_close(again.smoothed, ours.smoothed)
+
+
+def test_rdrop_of_equal_passes_is_the_plain_loss() -> None:
+    """R-Drop must not change the size of the loss or of the gradient where both passes agree."""
+    hidden, weight, targets = random_case(rows=9)
+    plain = smoothed_loss(hidden, weight, targets, 0.1)
+    plain.smoothed.backward()
+    both = torch.cat((hidden, hidden)).detach().requires_grad_(True)
+    wanted, weight.grad = weight.grad, None
+    sums = consistent_loss(both, weight, targets, 0.1, 5.0)
+    sums.smoothed.backward()
+    torch.testing.assert_close(sums.smoothed, plain.smoothed)
+    torch.testing.assert_close(weight.grad, wanted)
+    torch.testing.assert_close(both.grad.chunk(2)[0] * 2, hidden.grad)
+
+
+def test_rdrop_without_a_countable_token() -> None:
+    """M20 again, for two passes."""
+    hidden, weight, _ = random_case(rows=4)
+    sums = consistent_loss(two_passes(hidden), weight, torch.zeros(3, 4, dtype=torch.int64), 0.1, 5)
+    assert sums.tokens == 0 and sums.smoothed.item() == 0.0
+
+
+def test_rdrop_gradcheck() -> None:
+    """The hand-written backward against finite differences."""
+    hidden, weight, targets = random_case(rows=3, d_model=4, vocab=7)
+    assert torch.autograd.gradcheck(
+        lambda h, w: consistent_loss(h, w, targets, 0.2, 3.0).smoothed,
+        (two_passes(hidden), weight),
+    )

@@ -56,8 +56,12 @@ def test_module_scales_and_repeats_and_is_off_in_evaluation() -> None:
     assert not torch.equal(first, other(x))
     keys.set(seed=1, update=11, micro_batch=0)
     assert not torch.equal(first, module(x))
+    rows = module.rows(x)
+    assert all(len(row.unique()) == 1 for row in rows)
+    assert rows[:, 0].unique().tolist() == [0.0, pytest.approx(1 / 0.75)]
     module.eval()
     assert module(x) is x
+    assert module.rows(x) is x
 
 
 def test_masks_of_many_keys_share_nothing() -> None:

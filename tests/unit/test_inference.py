@@ -72,6 +72,11 @@ KINDS = [
 ]
 
 
+def test_steps_without_the_usual_scales() -> None:
+    """A step that scales embeddings or scores of a model that does not."""
+    follow(tiny(scale_embedding=False, scale_attention=False), batch([5, 9, 2]), straight(3, 12))
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
 def test_steps_equal_the_full_pass(kind: dict[str, str]) -> None:
     """M05, S13: position t of the t-th step; one query must see the whole cache, which grows."""

@@ -236,3 +236,53 @@ def test_parameter_names_are_those_of_bart() -> None:
                  "decoder.layers.0.encoder_attn_layer_norm.weight", "decoder.layer_norm.bias",
                  "decoder.layers.0.final_layer_norm.weight"):  # fmt: skip
         assert name in names
+
+
+# --- what can be left out -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [7, 140])  # explicit products, and the library's kernel
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_without_the_scale_of_attention(length: int, dropout: float) -> None:
+    """Every way to compute attention must leave the scale out: queries that are larger by sqrt(E)
+    in a model with the scale give the same."""
+    with_scale = tiny(attention_dropout=dropout).train()
+    without = tiny(attention_dropout=dropout, scale_attention=False).train()
+    src, tgt = batch([length, length - 2]), batch([length - 1, length])
+    with torch.no_grad():
+        assert not torch.allclose(with_scale(src, tgt), without(src, tgt), atol=1e-3)
+        for name, parameter in with_scale.named_parameters():
+            if ".q_proj." in name:
+                parameter.mul_(2.0)  # sqrt(16 / 4)
+        torch.testing.assert_close(with_scale(src, tgt), without(src, tgt), rtol=1e-4, atol=1e-4)
+
+
+def test_without_the_scale_of_embeddings() -> None:
+    """Embeddings enter as they are."""
+    with_scale, without = tiny(tie="none"), tiny(tie="none", scale_embedding=False)
+    src, tgt = batch([5, 3]), batch([4, 6])
+    assert not torch.allclose(with_scale(src, tgt), without(src, tgt), atol=1e-3)
+    with torch.no_grad():
+        for stack in (with_scale.encoder, with_scale.decoder):
+            stack.embed_tokens.weight.div_(4.0)  # sqrt(16)
+    torch.testing.assert_close(with_scale(src, tgt), without(src, tgt))
+
+
+def test_word_dropout_takes_whole_vectors() -> None:
+    """Word dropout must leave positions alone, differ between both sides, and end with training."""
+    model = tiny(word_dropout=0.5).train()
+    model.dropout_keys.set(1, 1, 0)
+    ids = batch([200])
+    with torch.no_grad():
+        embedded = model.encoder.embed(ids) - model.encoder.positions(0, 200)
+        again = model.decoder.embed(ids) - model.decoder.positions(0, 200)
+    gone = embedded[0].abs().amax(-1) < 1e-5
+    assert 60 < int(gone.sum()) < 140
+    kept = model.encoder.embed_tokens(ids)[0, ~gone] * (4.0 / 0.5)
+    torch.testing.assert_close(embedded[0, ~gone], kept, rtol=1e-4, atol=1e-4)
+    assert bool((gone != (again[0].abs().amax(-1) < 1e-5)).any())
+    model.eval()
+    plain = model.encoder.embed(ids)
+    torch.testing.assert_close(
+        plain, model.encoder.embed_tokens(ids) * 4.0 + model.encoder.positions(0, 200)
+    )
