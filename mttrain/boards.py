@@ -132,8 +132,12 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
         nll = _number(record.get("nll"))
         if nll is not None and "perplexity" not in numbers:
             numbers["perplexity"] = perplexity(nll)
-    elif kind == "average":
-        numbers = record["scores"]
+    elif kind == "candidates":
+        numbers = {
+            f"{candidate['name']}/{name}": value
+            for candidate in record["candidates"]
+            for name, value in candidate["scores"].items()
+        }
     elif kind == "test":
         numbers = {score["name"].lower(): score["value"] for score in record["scores"]}
     found = {f"{kind}/{name}": _number(value) for name, value in numbers.items()}

@@ -102,9 +102,10 @@ def _validation(records: Sequence[Record], best: str | None) -> Record | None:
     """The record of the validation that the best checkpoint was chosen by."""
     if best is None:
         return None
-    found = _last(records, "average")
-    if found is not None and best == "average":
-        return {"beam": found.get("beam"), **found.get("scores", {})}
+    found = _last(records, "candidates") or {}
+    for candidate in found.get("candidates", []):
+        if candidate["name"] == best:
+            return {"beam": found.get("beam"), **candidate["scores"]}
     wanted = int(best.removeprefix("step-")) if best.removeprefix("step-").isdecimal() else -1
     mine = [r for r in records if r["kind"] == "valid" and r.get("step") == wanted]
     plain = _fields(_last(mine, "valid"))

@@ -236,8 +236,13 @@ class TrainConfig(Section):
     )
     keep_last: Positive = Field(10, description="newest checkpoints kept, besides the best")
     average: NotNegative = Field(10, description="checkpoints averaged at the end; 0 = no average")
-    average_of: Literal["last", "best"] = Field(
-        "last", description="which checkpoints are averaged: the last or the best"
+    average_of: Literal["last", "best", "both"] = Field(
+        "last", description="which checkpoints are averaged: the last, the best, or each of the two"
+    )
+    ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        None,
+        description="decay per update of a running mean of the weights, which is scored at the end "
+        "beside the other averages; such as 0.999; null = none",
     )
     tensorboard: bool = Field(
         False, description="write the records of log.jsonl for TensorBoard too"

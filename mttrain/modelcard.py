@@ -173,8 +173,8 @@ def _validation(bundle: ModelBundle, run: _Run) -> Iterator[Sequence[object]]:
         return
     record = run.last("valid", step=bundle.meta["step"])
     beam: object = record.get("beam")
-    if bundle.path.name == "average":
-        beam = run.last("average").get("beam")
+    if _candidate(bundle, run):
+        beam = run.last("candidates").get("beam")
     signatures = record.get("signatures") or run.last("valid").get("signatures") or []
     known = dict(zip(("bleu", "chrf"), signatures, strict=False))
     for metric, value in scores.items():
@@ -182,6 +182,15 @@ def _validation(bundle: ModelBundle, run: _Run) -> Iterator[Sequence[object]]:
             text = f"{value:.2f}"
             signature = known.get(metric, "")
             yield "validation", bundle.path.name, beam, _NAMES[metric], text, signature
+
+
+def _candidate(bundle: ModelBundle, run: _Run) -> dict[str, Any]:
+    """What the end of the run logged of this very checkpoint, if it was made there."""
+    found = run.last("candidates").get("candidates")
+    for candidate in found if isinstance(found, list) else []:
+        if isinstance(candidate, dict) and candidate.get("name") == bundle.path.name:
+            return {} if bundle.path.name.startswith("step-") else candidate
+    return {}
 
 
 def _tests(
@@ -214,7 +223,8 @@ def _training(bundle: ModelBundle, run: _Run) -> Table:
     done = [r for r in run.of_kind("train") if isinstance(r.get("step"), int) and r["step"] <= step]
     last: dict[str, Any] = done[-1] if done else {}
     begin, versions = run.last("begin"), bundle.meta.get("versions")
-    averaged = run.last("average").get("checkpoints") if bundle.path.name == "average" else None
+    members = _candidate(bundle, run).get("checkpoints")
+    averaged = members if isinstance(members, list) and len(members) > 1 else None
     rows = [
         ("checkpoint", bundle.path.name),
         ("mean of the checkpoints", _joined(averaged)),

@@ -1,4 +1,4 @@
-"""AdamW, its parameter groups, and learning-rate schedules as pure functions of the update.
+"""AdamW, its parameter groups, learning rates as pure functions of the update, running means.
 
 There is no scheduler object with a state of its own: the rate of update u is `learning_rate(u,
 ...)` on every run, so a resumed run cannot restart its warm-up.
@@ -7,7 +7,7 @@ There is no scheduler object with a state of its own: the rate of update u is `l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -99,3 +99,24 @@ def clip_gradients(parameters: Iterable[Tensor], norm: Tensor, limit: float) -> 
     """Scale all gradients by limit / norm when the norm is larger (Pascanu et al. 2013)."""
     kept = [p for p in parameters if p.grad is not None]
     torch.nn.utils.clip_grads_with_norm_(kept, limit, norm)
+
+
+class WeightAverage:
+    """Exponential moving average of the weights after each update.
+
+    Mean of update u: m + (1 - d) * (w - m), with d = min(decay, (1 + u) / (10 + u)), so that the
+    first weights are soon forgotten (the schedule of TensorFlow's ExponentialMovingAverage; for
+    what it is good, see Polyak & Juditsky 1992 and Morales-Brotons et al. 2024). Price: a copy of
+    the weights, and one pass over both for each update.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
+        """parameters: by name, as they are trained; the mean begins as what they are now."""
+        self.decay = decay
+        self.weights = {name: value.detach().clone() for name, value in parameters.items()}
+        self._trained = [value.detach() for value in parameters.values()]  # the same memory
+
+    def add(self, update: int) -> None:
+        """Take the weights as they are after `update` (from 1) into the mean."""
+        decay = min(self.decay, (1.0 + update) / (10.0 + update))
+        torch._foreach_lerp_(list(self.weights.values()), self._trained, 1.0 - decay)

@@ -1,11 +1,11 @@
 """One run: its parts, and what happens around the loop.
 
 Builds vocabulary, encoded text, model and `loop.Trainer`; resumes from the newest whole checkpoint;
-validates and saves when the loop asks for it. After the last update it averages checkpoints, keeps
-the average when it scores better on the validation set, and scores the test set once.
+validates and saves when the loop asks for it. What happens after the last update is the affair of
+`ending`.
 
 Price beside training: at a new start two passes of the tokenizer over the text (a check, then the
-encoding), at a resumed one the hashes of the files; at the end two more validations.
+encoding), at a resumed one the hashes of the files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from mttrain.check import check_corpus
 from mttrain.checkpoint import (
     Index,
     Tokenizers,
-    average_checkpoints,
     check_tokenizers,
     checkpoint_names,
     copy_weights,
@@ -38,18 +37,17 @@ from mttrain.checkpoint import (
 from mttrain.config import RunConfig
 from mttrain.dataset import TranslationDataset, encode_corpus, epoch_plan, load_raw
 from mttrain.distributed import World
+from mttrain.ending import Ending, averaged_best, validated
 from mttrain.errors import CheckpointError, TrainingError
 from mttrain.loop import Trainer
 from mttrain.machine import prepare_cpu
-from mttrain.metrics import Score
 from mttrain.model import Transformer
 from mttrain.progress import Progress, TrainResult
-from mttrain.rundir import LOWER_IS_BETTER, remove_whole
+from mttrain.rundir import LOWER_IS_BETTER
 from mttrain.runlog import RunLog
 from mttrain.runsetup import tokenizers_of_run, write_config
-from mttrain.validation import Evaluation, Validator
+from mttrain.validation import Validator
 
-AVERAGE = "average"
 STATES_KEPT = 2  # newest checkpoints that keep their training state: the second is a reserve
 
 
@@ -223,9 +221,8 @@ class Run:
         }
 
     def _forget_later(self, update: int) -> None:
-        """Remove what is not on the way to `update`: damaged checkpoints, and the average's score.
-
-        The average itself stays until the end of this run replaces it.
+        """Remove what is not on the way to `update`: damaged checkpoints, and the score of what
+        an earlier end of the run made, which itself stays until the next end.
         """
         index = read_index(self.run_dir)
         names = {name for name in checkpoint_names(self.run_dir) if _step_of(name) <= update}
@@ -306,11 +303,10 @@ class Run:
         train = self.config.train
         names = checkpoint_names(self.run_dir)
         assert index.last is not None  # the checkpoint that was just saved
-        keep = {*self._validated(index)[-train.keep_last :], index.last}
+        keep = {*validated(self.run_dir, index)[-train.keep_last :], index.last}
         if index.best is not None:
             keep.add(index.best)
-        if train.average_of == "best":
-            keep |= set(index.ranked()[: train.average])
+        keep |= set(averaged_best(index, train))
         scores = {name: values for name, values in index.scores.items() if name in keep}
         # The index goes first: it never names a checkpoint that is gone.
         write_index(self.run_dir, replace(index, scores=scores))
@@ -319,11 +315,22 @@ class Run:
     # ---- the end -----------------------------------------------------------------------------
 
     def _finish(self, reason: str) -> TrainResult:
-        """Average, choose, score the test set once, write the closing record."""
+        """Choose the result, score the test set once, write the closing record."""
         progress = self.trainer.progress
         self._say(f"training ended by {reason} after update {progress.update}")
-        best = self._choose_best()
-        scores = self._test(best)
+        ending = Ending(
+            self.config,
+            self.world,
+            self.log,
+            self.model,
+            self.tokenizers,
+            self.validator,
+            self.valid_set,
+            progress.update,
+            self._meta,
+        )
+        best = ending.choose(self.trainer.updater.ema_weights())
+        scores = [] if self.test_text is None else ending.test(best, self.test_text)
         self.log.event(
             "end",
             step=progress.update,
@@ -337,96 +344,6 @@ class Run:
         )
         self._say(f"the best checkpoint is {best} in {self.run_dir / 'checkpoints'}")
         return TrainResult(reason, self.run_dir, best, scores)
-
-    def _choose_best(self) -> str:
-        """Name of the best checkpoint, or of the average when that scores better."""
-        index = read_index(self.run_dir)
-        best = index.best or index.last
-        assert best is not None  # training ends with a validation, and so with a checkpoint
-        chosen = self._averaged_names(index)
-        if len(chosen) < 2:
-            return best
-        beam = self.config.decode.beam
-        folder = self.run_dir / "checkpoints"
-        single_model = load_model(folder / best, self.world.device).model
-        single = self._evaluate(single_model)
-        copy_weights(self.model, average_checkpoints([folder / name for name in chosen]))
-        mean = self._evaluate(self.model)
-        better = self._sign * mean.values[self.metric] > self._sign * single.values[self.metric]
-        self.log.event(
-            "average",
-            step=self.trainer.progress.update,
-            checkpoints=chosen,
-            beam=beam,
-            scores=mean.values,
-            best_single=best,
-            best_single_scores=single.values,
-            kept=better,
-        )
-        self._say(f"validation with beam {beam}: {best}: {single.text()}")
-        verdict = "kept" if better else "not better, not kept"
-        self._say(f"average of {len(chosen)} checkpoints: {mean.text()} ({verdict})")
-        if better:
-            return self._keep_average(mean.values)
-        if self.world.is_main and (folder / AVERAGE).exists():
-            remove_whole(folder / AVERAGE)  # of an earlier end of this run
-        return best
-
-    def _evaluate(self, model: Transformer) -> Evaluation:
-        """With the decode settings, to the end."""
-        found = self.validator.evaluate(model, self.valid_set, self.config.decode.beam)
-        assert found is not None
-        return found
-
-    def _averaged_names(self, index: Index) -> list[str]:
-        train = self.config.train
-        if train.average == 0:
-            return []
-        if train.average_of == "best":
-            return index.ranked()[: train.average]
-        return self._validated(index)[-train.average :]
-
-    def _validated(self, index: Index) -> list[str]:
-        """Names of the checkpoints that have scores, oldest first."""
-        return [name for name in checkpoint_names(self.run_dir) if index.scores.get(name)]
-
-    def _keep_average(self, values: dict[str, float]) -> str:
-        if self.world.is_main:
-            save_checkpoint(
-                self.run_dir,
-                self.trainer.progress.update,
-                self.model,
-                self._meta(values),
-                self.tokenizers,
-                None,
-                name=AVERAGE,
-            )
-            index = read_index(self.run_dir)
-            scores = {**index.scores, AVERAGE: values}
-            write_index(self.run_dir, replace(index, scores=scores, best=AVERAGE))
-        self.world.barrier()
-        return AVERAGE
-
-    def _test(self, best: str) -> list[Score]:
-        """Translate and score the test set with the best model and the decode settings."""
-        if self.test_text is None:
-            return []
-        model = load_model(self.run_dir / "checkpoints" / best, self.world.device).model
-        validator = Validator(self.config, self.tokenizers, self.test_text, self.world)
-        decode = self.config.decode
-        texts = validator.translate(model, decode.beam)
-        assert texts is not None
-        scores = validator.score(texts, ("bleu", "chrf", "ter"))
-        self._say(f"test set, with {best} and beam {decode.beam}:")
-        self.log.event(
-            "test",
-            step=self.trainer.progress.update,
-            checkpoint=best,
-            beam=decode.beam,
-            length_penalty=decode.length_penalty,
-            scores=[score.to_dict() for score in scores],
-        )
-        return scores
 
     def _say_sizes(self) -> None:
         self._say(

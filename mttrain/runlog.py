@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from mttrain.errors import DataError
 
-_CLOSING = ("average", "test")  # kinds of records that come right before that of the end
+_CLOSING = ("candidates", "test")  # kinds of records that come right before that of the end
 _PLAIN_EVERY = 30.0  # seconds between progress lines where there is no terminal
 
 

@@ -32,6 +32,7 @@ from mttrain.loss import LossSums, consistent_loss, smoothed_loss
 from mttrain.machine import out_of_memory
 from mttrain.model import Transformer
 from mttrain.optim import (
+    WeightAverage,
     build_optimizer,
     clip_gradients,
     gradient_norm,
@@ -43,6 +44,7 @@ from mttrain.optim import (
 # On a CPU a batch is computed in parts of so many cells x d_model, 2 MB for each tensor of a layer:
 # what is kept for backward grows with the part, and what does not fit the caches is slow.
 PART_ELEMENTS = 1 << 19
+_EMA = "ema"  # what follows a parameter's name in the training state
 
 
 class StepModule(nn.Module):
@@ -102,6 +104,8 @@ class Updater:
                 step, gradient_as_bucket_view=True, broadcast_buffers=False
             )
         self.step = step
+        decay = config.train.ema
+        self.ema = None if decay is None else WeightAverage(dict(model.named_parameters()), decay)
         self._sums: list[Tensor] = []
 
     # ---- state -------------------------------------------------------------------------------
@@ -112,6 +116,8 @@ class Updater:
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"{name}:{key}"] = value
+        if self.ema is not None:
+            tensors |= {f"{name}:{_EMA}": value for name, value in self.ema.weights.items()}
         return TrainState(tensors=tensors, values={"scaler": self.scaler.state_dict()})
 
     def restore(self, state: TrainState) -> None:
@@ -122,6 +128,10 @@ class Updater:
         for key, value in state.tensors.items():
             name, _, part = key.rpartition(":")
             parameter = parameters[name]
+            if part == _EMA:
+                assert self.ema is not None  # train.ema cannot change in a run
+                self.ema.weights[name].copy_(value)
+                continue
             # AdamW keeps its step counters where its kernels want them, not with the moments.
             capturable = part == "step" and parameter.device.type == "cpu"
             device = torch.device("cpu") if capturable else parameter.device
@@ -145,10 +155,16 @@ class Updater:
                 clip_gradients(self.model.parameters(), norm, self.config.optim.clip_norm)
             set_learning_rate(self.optimizer, rate)
             self.scaler.step(self.optimizer)
+            if self.ema is not None:
+                self.ema.add(update)
         self.scaler.update()
         smoothed, nll, correct = torch.stack(self._sums).cpu().double().sum(0).tolist()
         self._forget()
         return Outcome((smoothed, nll, correct), norm.item(), rate, finite, pieces)
+
+    def ema_weights(self) -> dict[str, Tensor] | None:
+        """The running mean of the weights by parameter name, if one is kept."""
+        return None if self.ema is None else self.ema.weights
 
     def _forget(self) -> None:
         """Gradients and sums of the update."""

@@ -51,18 +51,19 @@ def test_stopped_after_every_update(
 ) -> None:
     """D08, R02, R14, R22, R26: in the middle of an epoch, at its edge, with a group that it cuts
     short, before each validation and in the last epoch; weights, moments, order, masks, subwords
-    under BPE-dropout, records, best and patience are those of the run that was never stopped, to
-    the bit."""
+    under BPE-dropout, both passes of R-Drop, running means, records, best and patience are those of
+    the run that was never stopped, to the bit."""
     merges = {"dropout": dropout}
+    sections: dict[str, Any] = {"tokenizer": merges, "optim": {"rdrop": 5.0 if dropout else 0.0}}
     text = data(tmp_path, workers=workers)
     settings = {
         "max_steps": STEPS, "valid_every": 3, "accumulate": 2, "log_every": 2, "patience": 50,
-        "keep_last": 2, "average": 2,
+        "keep_last": 2, "average": 2, "average_of": "both", "ema": 0.5,
     }  # fmt: skip
-    whole = train(tiny_config(tmp_path / "whole", text, train=settings, tokenizer=merges)).run_dir
+    whole = train(tiny_config(tmp_path / "whole", text, train=settings, **sections)).run_dir
     epochs = records(whole, "epoch")
     assert len(epochs) > 2 and epochs[0]["batches"] % 2 == 1, "no group is cut short by an edge"
-    config = tiny_config(tmp_path / "cut", text, train=settings, tokenizer=merges)
+    config = tiny_config(tmp_path / "cut", text, train=settings, **sections)
     for update in range(1, STEPS):
         with monkeypatch.context() as patch:
             stop_at(patch, "_update", update, before=False)

@@ -15,7 +15,7 @@ from mttrain.errors import CheckpointError
 from mttrain.runlog import read_log
 
 CLOCK = frozenset({"time", "seconds", "tokens_per_second", "waiting", "elapsed"})
-ONCE = ("corpus", "begin", "epoch", "train", "valid", "best", "average", "test", "end")
+ONCE = ("corpus", "begin", "epoch", "train", "valid", "best", "candidates", "test", "end")
 DAMAGES = ("cut", "flip", "empty")
 
 

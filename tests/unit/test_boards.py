@@ -45,8 +45,12 @@ def expected(log: Path) -> dict[str, list[tuple[int, float]]]:
     found: dict[str, list[tuple[int, float]]] = {}
     for record in read_log(log):
         kind, numbers = record["kind"], dict(record)
-        if kind == "average":
-            numbers = record["scores"]
+        if kind == "candidates":
+            numbers = {
+                f"{candidate['name']}/{name}": value
+                for candidate in record["candidates"]
+                for name, value in candidate["scores"].items()
+            }
         elif kind == "test":
             numbers = {score["name"].lower(): score["value"] for score in record["scores"]}
         elif kind not in ("train", "valid"):
@@ -136,9 +140,13 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
 
 
 def test_numbers_of_the_last_records() -> None:
-    """Stops a test score or that of the average from missing."""
-    average = {"kind": "average", "step": 9, "scores": {"bleu": 3.0}, "kept": True}
-    assert scalars(average) == {"average/bleu": 3.0}
+    """Stops a test score or that of an average from missing."""
+    scored = [
+        {"name": "average", "scores": {"bleu": 3.0}},
+        {"name": "ema", "scores": {"bleu": 2.0}},
+    ]
+    found = scalars({"kind": "candidates", "step": 9, "candidates": scored, "best": "average"})
+    assert found == {"candidates/average/bleu": 3.0, "candidates/ema/bleu": 2.0}
     test = {"kind": "test", "step": 9, "scores": [{"name": "chrF", "value": 4.0}]}
     assert scalars(test) == {"test/chrf": 4.0}
     assert scalars({"kind": "begin", "step": 0, "parameters": 3}) == {}
@@ -201,7 +209,13 @@ def test_a_run_and_its_resumption(tmp_path: Path) -> None:
     run = Path(first.run_dir)
     found = without_times(curves(run / FOLDER))
     assert found == expected(run / "log.jsonl")
-    assert {"train/loss", "valid/bleu", "valid/chrf", "average/bleu", "test/bleu"} <= set(found)
+    assert {
+        "train/loss",
+        "valid/bleu",
+        "valid/chrf",
+        "candidates/average/bleu",
+        "test/bleu",
+    } <= set(found)
     train(config(tmp_path, max_steps=20))
     again = without_times(curves(run / FOLDER))
     assert again == expected(run / "log.jsonl")

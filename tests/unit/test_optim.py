@@ -11,6 +11,7 @@ import torch
 from mttrain.config import ModelConfig, OptimConfig
 from mttrain.model import Transformer
 from mttrain.optim import (
+    WeightAverage,
     build_optimizer,
     clip_gradients,
     gradient_norm,
@@ -105,3 +106,20 @@ def test_clipping_scales_to_the_limit() -> None:
     assert gradient_norm([a, b]).item() == pytest.approx(1.0, rel=1e-5)
     b.grad[0] = float("nan")
     assert not math.isfinite(gradient_norm([a, b]).item())
+
+
+def test_running_mean_is_the_recursion() -> None:
+    """A mean whose bias towards the first weights never ends, or that follows its own copy: each
+    number against the recursion in plain Python."""
+    weight = torch.nn.Parameter(torch.tensor([3.0, -1.0]))
+    mean = WeightAverage({"w": weight}, decay=0.6)
+    wanted = [3.0, -1.0]
+    for update in range(1, 30):
+        with torch.no_grad():
+            weight.add_(torch.tensor([0.25 * update, -0.5]))
+        mean.add(update)
+        decay = min(0.6, (1 + update) / (10 + update))
+        pairs = zip(wanted, weight.tolist(), strict=True)
+        wanted = [decay * old + (1 - decay) * new for old, new in pairs]
+        assert mean.weights["w"].tolist() == pytest.approx(wanted, rel=1e-5)
+    assert not mean.weights["w"].requires_grad
