@@ -22,25 +22,32 @@ from mttrain.cli_options import (
     BatchSize,
     BatchTokens,
     Beam,
+    Candidates,
     Debug,
     Device,
     Heat,
     Input,
     MaxLength,
     MaxSource,
+    Mbr,
     MinLength,
     Models,
     NoRepeat,
     Number,
     Output,
     Penalty,
+    Rerank,
+    RerankWeight,
     Sample,
     Seed,
     SplitLong,
+    Tag,
     Threads,
     TopK,
     TopP,
     WithEngine,
+    candidate_options,
+    chooser,
     given_options,
     load_translator,
     opt,
@@ -70,7 +77,12 @@ def translate(
     top_k: TopK = None,
     top_p: TopP = None,
     seed: Seed = None,
+    mbr: Mbr = None,
+    candidates: Candidates = None,
+    rerank: Rerank = None,
+    rerank_weight: RerankWeight = None,
     prefix: Annotated[str | None, opt("--prefix", "F", "What each output begins with.")] = None,
+    tag: Tag = None,
     split_long: SplitLong = False,
     max_source_length: MaxSource = None,
     batch_tokens: BatchTokens = None,
@@ -82,33 +94,43 @@ def translate(
     debug: Debug = False,
 ) -> None:
     """Translate text: as many lines out as in, in their order."""
-    if not model:
-        raise ConfigError("Name the model: --model RUN.")
-    if scores and format == Format.jsonl:
-        raise ConfigError("--format jsonl always holds the scores; remove --scores.")
-    at_least("--threads", 1, threads, MOST_THREADS)
-    must_exist(input, prefix)
-    refuse_overwriting(output, {"input file": input, "prefix file": prefix})
+    models = _checked(context)
     from mttrain.corpus import LineWriter, read_lines, require_writable
     from mttrain.translations import Summary, output_lines
 
     require_writable(output)
-    options = search_options(given_options(context), model)
+    wanted = search_options(given_options(context), models)
+    options = candidate_options(context, wanted)
     translator = load_translator(context, options)
     with option_names():
         options = translator.completed(options)
+    choose = chooser(context, translator, options)
     summary = Summary()
     tell_waiting(input)
     lines = read_lines(input, errors="replace", on_replaced=summary.replaced.append)
     prefixes = None if prefix is None else read_lines(prefix)
     with prefix_file_named(prefix), LineWriter(output) as writer:
         layout: Literal["text", "jsonl"] = "jsonl" if format == Format.jsonl else "text"
-        for translation in shown(translator.translate_lines(lines, options, prefixes), output):
+        found = choose(translator.translate_lines(lines, options, prefixes))
+        for translation in shown(found, output):
             summary.add(translation)
-            for line in output_lines(
-                translation, layout=layout, nbest=options.nbest, scores=scores
-            ):
+            for line in output_lines(translation, layout=layout, nbest=wanted.nbest, scores=scores):
                 writer.write(line)
             if output == "-":
                 writer.flush()  # an answer is seen at once, and a closed pipe noticed
     say(summary.text())
+
+
+def _checked(context: typer.Context) -> list[str]:
+    """The models; refuses options that contradict each other, and files that cannot be used."""
+    at = context.params
+    models: list[str] = at["model"] or []
+    if not models:
+        raise ConfigError("Name the model: --model RUN.")
+    if at["scores"] and at["format"] == Format.jsonl:
+        raise ConfigError("--format jsonl always holds the scores; remove --scores.")
+    at_least("--threads", 1, at["threads"], MOST_THREADS)
+    must_exist(at["input"], at["prefix"])
+    files = {"input file": at["input"], "prefix file": at["prefix"]}
+    refuse_overwriting(at["output"], files)
+    return models

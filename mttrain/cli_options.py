@@ -3,23 +3,33 @@
 What the command line leaves open comes from the decode section that the model was trained with
 (kept in its meta.json), then from the defaults. Options that contradict each other, or that would
 have no effect, are refused before a model is loaded.
+
+--mbr and --rerank choose the output among several candidates. A command that has their four options
+takes `candidate_options` of its search options, and passes what the translator yields through what
+`chooser` gives it.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mttrain.cli_checks import SEARCH, option_names, say
+from mttrain.cli_checks import SEARCH, at_least, option_names, say
 from mttrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from mttrain.pairs import ParallelText
+    from mttrain.rerank import Reranker
+    from mttrain.translations import Translation
     from mttrain.translator import TranslateOptions, Translator
+
+    Chooser = Callable[[Iterator[Translation]], Iterator[Translation]]
 
 
 def opt(name: str, metavar: str | None, text: str) -> Any:
@@ -29,6 +39,7 @@ def opt(name: str, metavar: str | None, text: str) -> Any:
 
 Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16", "int8"])
 EngineName = StrEnum("EngineName", ["torch", "ctranslate2"])
+UtilityName = StrEnum("UtilityName", ["chrf", "bleu"])
 Number = int | None
 Words = list[str] | None
 
@@ -57,6 +68,19 @@ Heat = Annotated[float | None, opt("--temperature", "X", "With --sample: below 1
 TopK = Annotated[Number, opt("--top-k", "N", "With --sample: the N likeliest tokens only.")]
 TopP = Annotated[float | None, opt("--top-p", "X", "With --sample: this share of the mass.")]
 Seed = Annotated[Number, opt("--seed", "S", "With --sample: of the draws.")]
+Mbr = Annotated[
+    UtilityName | None, opt("--mbr", None, "Take the output that most agrees with the others.")
+]
+Candidates = Annotated[
+    Number, opt("--candidates", "N", "With --mbr, --rerank: of a line (the beam; 32 draws).")
+]
+Rerank = Annotated[Words, opt("--rerank", "RUN", "A model that judges the outputs; repeatable.")]
+RerankWeight = Annotated[
+    list[float] | None, opt("--rerank-weight", "W", "Of its score (1); for each --rerank.")
+]
+Tag = Annotated[
+    str | None, opt("--tag", "NAME", "The tag before each source, such as 2de, if it has tags.")
+]
 SplitLong = Annotated[bool, opt("--split-long", None, "Translate long lines by sentences.")]
 MaxSource = Annotated[
     Number, opt("--max-source-length", "N", "Subwords read of a line (1000 or more).")
@@ -107,19 +131,26 @@ def load_translator(context: typer.Context, options: TranslateOptions | None = N
     ConfigError for search options that the engine lacks, before anything is loaded.
     """
     at = context.params
+    engine = _engine(at["model"], at.get("engine"))
+    if engine == EngineName.ctranslate2 and options is not None:
+        from mttrain.ct2_engine import refuse_options
+
+        with option_names():
+            refuse_options(options)
+    return _loaded(context, at["model"], engine)
+
+
+def _loaded(context: typer.Context, models: list[str], engine: EngineName) -> Translator:
+    at = context.params
     device = "auto" if at["device"] is None else at["device"]
     how = {"device": device, "precision": str(at["precision"] or "auto"), "threads": at["threads"]}
-    if _engine(at["model"], at.get("engine")) == EngineName.torch:
+    if engine == EngineName.torch:
         from mttrain.translator import Translator
 
-        return Translator.load(at["model"], **how)
+        return Translator.load(models, **how)
     from mttrain.ct2_cache import load_ctranslate2
-    from mttrain.ct2_engine import refuse_options
 
-    with option_names():
-        if options is not None:
-            refuse_options(options)
-    return load_ctranslate2(at["model"][0], **how, tell=say)
+    return load_ctranslate2(models[0], **how, tell=say)
 
 
 def _engine(models: Sequence[str], given: EngineName | None) -> EngineName:
@@ -137,6 +168,109 @@ def _engine(models: Sequence[str], given: EngineName | None) -> EngineName:
             "CTranslate2 runs one model, not an ensemble: give one --model, or --engine torch."
         )
     return EngineName.ctranslate2 if exported else given or EngineName.torch
+
+
+# ---- the output among candidates --------------------------------------------------------------
+
+CHOICE = ("mbr", "candidates", "rerank", "rerank_weight")  # parameters that the functions read
+_DRAWS = 32  # candidates of a line when sampling
+
+
+def candidate_options(context: typer.Context, options: TranslateOptions) -> TranslateOptions:
+    """The search options that find the candidates of --mbr or --rerank: as many as their n-best.
+
+    Unchanged without these two. ConfigError for what contradicts them or has no effect.
+    """
+    at = context.params
+    wanted, weights = at["candidates"], at["rerank_weight"]
+    if weights and not at["rerank"]:
+        raise ConfigError("--rerank-weight has an effect only together with --rerank.")
+    if at["mbr"] is None and not at["rerank"]:
+        if wanted is not None:
+            raise ConfigError("--candidates has an effect only together with --mbr or --rerank.")
+        return options
+    if at["mbr"] is not None and at["rerank"]:
+        raise ConfigError("--mbr and --rerank both decide the order of the outputs; give one.")
+    name = "--rerank" if at["mbr"] is None else "--mbr"
+    if options.split_long:
+        raise ConfigError(
+            f"{name} needs several outputs for a whole line, and --split-long gives one for each "
+            "of its parts; remove one of the two."
+        )
+    if not options.sample and options.beam == 1:
+        raise ConfigError(
+            f"{name} chooses among several outputs, and greedy search (beam 1) finds one; raise "
+            "--beam, or give --sample."
+        )
+    at_least("--candidates", 2, wanted)
+    count = wanted or (_DRAWS if options.sample else options.beam)
+    if not options.sample and count > options.beam:
+        raise ConfigError(
+            f"--candidates {count} is more than --beam {options.beam} can give; raise --beam."
+        )
+    if options.nbest > count:
+        raise ConfigError(f"--nbest {options.nbest} is more than the {count} candidates of a line.")
+    if at["rerank"]:
+        _check_rerankers(at["model"][0], at["rerank"], weights or [1.0], options.tag)
+    return replace(options, nbest=count)
+
+
+def _check_rerankers(
+    model: str, others: Sequence[str], weights: Sequence[float], tag: str | None
+) -> None:
+    """Refuse wrong weights and languages before anything is loaded."""
+    from mttrain.checkpoint import read_meta, resolve_model
+    from mttrain.rerank import role_of
+    from mttrain.tags import check_tag
+
+    if len(weights) not in (1, len(others)):
+        raise ConfigError(
+            f"--rerank-weight stands there {len(weights)} times, but --rerank {len(others)}; give "
+            "one weight for each model, in their order, or one for all."
+        )
+    for weight in weights:
+        if not (weight > 0 and math.isfinite(weight)):
+            raise ConfigError(f"--rerank-weight is {weight:g}; it must be above 0.")
+    first, *metas = [read_meta(resolve_model(name)) for name in (model, *others)]
+    with option_names():
+        check_tag(tag, first, resolve_model(model))
+    for name, meta in zip(others, metas, strict=True):
+        role_of(first, meta, name, tag)
+
+
+def chooser(context: typer.Context, translator: Translator, options: TranslateOptions) -> Chooser:
+    """What puts the candidates of each translation in order, as --mbr or --rerank says.
+
+    options: what `candidate_options` gave. Loads the models of --rerank, with --device, --precision
+    and --threads; raises MissingDependency where BLEU's tokenizer needs a missing package.
+    """
+    at = context.params
+    if at["mbr"] is not None:
+        from mttrain.mbr import choose_by_mbr, make_utility
+        from mttrain.tags import tag_lang
+
+        lang = tag_lang(options.tag, translator.members[0].meta) or ""
+        utility = make_utility(at["mbr"], lang)
+        return lambda found: choose_by_mbr(found, utility, sampled=options.sample)
+    if at["rerank"]:
+        from mttrain.rerank import rerank
+
+        rerankers = _rerankers(context, translator, options.tag)
+        return lambda found: rerank(found, rerankers, options)
+    return lambda found: found
+
+
+def _rerankers(context: typer.Context, translator: Translator, tag: str | None) -> list[Reranker]:
+    from mttrain.rerank import Reranker, role_of
+
+    names: list[str] = context.params["rerank"]
+    weights = context.params["rerank_weight"] or [1.0]
+    rerankers = []
+    for name, weight in zip(names, weights * (len(names) // len(weights)), strict=True):
+        judge = _loaded(context, [name], _engine([name], None))
+        role = role_of(translator.members[0].meta, judge.members[0].meta, name, tag)
+        rerankers.append(Reranker(judge, role, weight))
+    return rerankers
 
 
 def shown(items: Iterator[Any], output: str, total: int | None = None) -> Iterator[Any]:

@@ -10,7 +10,9 @@ Layouts of the output:
     jsonl                one JSON object per input line: line (from 1), source, text, score, ranked,
                          finished, ids (without EOS), flags, and, for n-best, hypotheses
 
-score is the natural log-probability of the tokens and EOS; ranked is score / length^A.
+score is the natural log-probability of the tokens and EOS; ranked is score / length^A. Where the
+output was chosen otherwise, jsonl tells by what: utility (module mbr), or reranked and
+rerank_scores (module rerank).
 
 Shapes: none; this module is plain Python.
 """
@@ -20,7 +22,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Layout = Literal["text", "jsonl"]
@@ -40,6 +42,9 @@ class TranslatedHypothesis:
     ranked: float  # score / length^A
     finished: bool  # False: cut at the length limit, no EOS
     tokens: tuple[int, ...]
+    utility: float | None = None  # expected, 0 to 100, where MBR decoding chose
+    reranked: float | None = None  # what other models made of `ranked`, where these reranked,
+    rerank_scores: tuple[float, ...] = ()  # and the score / length^A of each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,16 @@ class Translation:
     def empty(self) -> bool:
         """Nothing came out though something went in."""
         return not self.blank and not self.text.strip()
+
+    def reordered(self, hypotheses: Sequence[TranslatedHypothesis]) -> Translation:
+        """The same line with its hypotheses in another order, or with more known of them."""
+        best = hypotheses[0]
+        return replace(
+            self,
+            hypotheses=tuple(hypotheses),
+            hit_limit=not best.finished,
+            looped=has_loop(best.tokens),
+        )
 
     def flags(self) -> list[str]:
         """Names of what happened, for JSON."""
@@ -115,13 +130,19 @@ def _json_line(translation: Translation, nbest: int) -> str:
 
 
 def _fields(hypothesis: TranslatedHypothesis) -> dict[str, object]:
-    return {
+    fields: dict[str, object] = {
         "text": hypothesis.text,
         "score": hypothesis.score,
         "ranked": hypothesis.ranked,
         "finished": hypothesis.finished,
         "ids": list(hypothesis.tokens),
     }
+    if hypothesis.utility is not None:
+        fields["utility"] = hypothesis.utility
+    if hypothesis.reranked is not None:
+        fields["reranked"] = hypothesis.reranked
+        fields["rerank_scores"] = list(hypothesis.rerank_scores)
+    return fields
 
 
 # ---- the closing summary ----------------------------------------------------------------------
