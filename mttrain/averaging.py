@@ -16,6 +16,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from mttrain.checkpoint import average_checkpoints, load_model, read_meta, save_checkpoint
+from mttrain.config import OF_TRAINING
 from mttrain.corpus import sync_directory
 from mttrain.errors import CheckpointError, ConfigError
 from mttrain.rundir import (
@@ -28,9 +29,8 @@ from mttrain.rundir import (
     write_refusals,
 )
 
-_KEPT = ("source_lang", "target_lang", "max_length", "decode")  # of meta.json; the same in all
-# Model settings without effect afterwards.
-_OF_TRAINING = ("dropout", "attention_dropout", "activation_dropout", "word_dropout")
+# Of meta.json; the same in all.
+_KEPT = ("source_lang", "target_lang", "max_length", "decode", "tags", "untagged")
 
 
 @dataclass
@@ -132,7 +132,7 @@ def _check_alike(folders: Sequence[Path], metas: Sequence[Mapping[str, Any]]) ->
     for folder, meta in zip(folders[1:], metas[1:], strict=True):
         for name in sorted(first["model"].keys() | meta["model"].keys()):
             mine, its = first["model"].get(name), meta["model"].get(name)
-            if mine != its and name not in _OF_TRAINING:
+            if mine != its and name not in OF_TRAINING:
                 raise CheckpointError(
                     f"{folder} and {folders[0]} have other models: {name} is {its} and {mine}."
                 )

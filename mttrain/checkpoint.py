@@ -72,7 +72,9 @@ __all__ = [
     "checkpoint_names",
     "copy_weights",
     "load_model",
+    "load_tokenizers",
     "load_train_state",
+    "model_settings",
     "newest_good",
     "prune",
     "read_index",
@@ -261,7 +263,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> ModelBun
     folder = resolve_model(path)
     meta = read_meta(folder)
     _check_file(folder, meta, WEIGHTS)
-    tokenizers = _load_tokenizers(folder)
+    tokenizers = load_tokenizers(folder)
     check_tokenizers(meta, tokenizers, folder)
     try:
         tensors = load_file(folder / WEIGHTS)
@@ -370,17 +372,10 @@ def _build(
     folder: Path, meta: Mapping[str, Any], tokenizers: Tokenizers, tensors: Mapping[str, Tensor]
 ) -> Transformer:
     """A new model of the settings in `meta`; its parameters are those of `tensors` by shape."""
-    settings = dict(meta["model"])
-    vocab = [settings.pop(f"{side}_vocab", None) for side in ("source", "target")]
+    vocab = [meta["model"].get(f"{side}_vocab") for side in ("source", "target")]
     if vocab != [tokenizer.size for tokenizer in tokenizers]:
         raise CheckpointError(f"{folder}: the tokenizers do not have the size of the vocabularies.")
-    try:
-        config = ModelConfig.model_validate(settings)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        text = f"model.{where[:80]}: {first['msg']}"
-        raise CheckpointError(f"{folder / META}: {' '.join(text.split())}.") from None
+    config = model_settings(folder, meta)
     if config.encoder_layers + config.decoder_layers > len(tensors):
         raise CheckpointError(f"{folder / WEIGHTS} holds fewer layers than {META} says.")
     # Shapes first, on the device that holds no data: settings that do not fit cost no memory.
@@ -393,6 +388,19 @@ def _build(
         _check_tensor(folder, name, wanted.get(name), tensors.get(name))
     with torch.random.fork_rng(devices=[]):
         return _new_model(folder, config, *vocab)
+
+
+def model_settings(folder: Path, meta: Mapping[str, Any]) -> ModelConfig:
+    """The settings of the model in a meta.json; CheckpointError when they are none."""
+    vocab = ("source_vocab", "target_vocab")
+    settings = {name: value for name, value in meta["model"].items() if name not in vocab}
+    try:
+        return ModelConfig.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        text = f"model.{where[:80]}: {first['msg']}"
+        raise CheckpointError(f"{folder / META}: {' '.join(text.split())}.") from None
 
 
 def _new_model(folder: Path, config: ModelConfig, source: int, target: int) -> Transformer:
@@ -419,7 +427,8 @@ def _tokenizer_files(folder: Path) -> tuple[str, ...]:
     return (SHARED,) if (folder / SHARED).exists() else (SOURCE, TARGET)
 
 
-def _load_tokenizers(folder: Path) -> Tokenizers:
+def load_tokenizers(folder: Path) -> Tokenizers:
+    """The tokenizers of a checkpoint directory, as its files are."""
     try:
         loaded = [Tokenizer.load(folder / name) for name in _tokenizer_files(folder)]
     except TokenizerError as error:

@@ -153,6 +153,10 @@ class ModelConfig(Section):
             yield Problem(keys, "has no effect with positions: sinusoidal; remove it")
 
 
+# Settings of the model that have no effect after training, and no weights.
+OF_TRAINING = ("dropout", "attention_dropout", "activation_dropout", "word_dropout")
+
+
 class OptimConfig(Section):
     """AdamW, its schedule, and the loss."""
 
@@ -196,6 +200,11 @@ class OptimConfig(Section):
 class TrainConfig(Section):
     """Batches, length of training, validation, checkpoints."""
 
+    init_from: Text | None = Field(
+        None,
+        description="run or checkpoint whose weights and vocabulary training begins with; its "
+        "settings of the model hold; null = new weights",
+    )
     batch_tokens: Positive | None = Field(
         4096, description="largest padded size (rows x longest) of each side of a batch, in tokens"
     )
@@ -328,6 +337,13 @@ class RunConfig(Section):
                     keys[::-1],
                     f"{optim.warmup_steps} leaves no step of train.max_steps ({train.max_steps}) "
                     f"to the {optim.schedule} schedule; lower both, or raise train.max_steps",
+                )
+        if train.init_from is not None:
+            names = ("vocab_size", "level", "path", "source_path", "target_path")
+            for name in self.tokenizer.changed(*names):
+                yield Problem(
+                    (f"tokenizer.{name}", "train.init_from"),
+                    "has no effect with train.init_from, whose vocabulary is kept; remove it",
                 )
         if optim.rdrop and not (
             model.dropout or model.attention_dropout or model.activation_dropout

@@ -1,0 +1,100 @@
+"""Training that begins with the weights and the vocabulary of an earlier model (`train.init_from`).
+
+The optimiser is fresh and the corpora are those of the new configuration; of the earlier run one
+checkpoint is read, and that once: a run that has begun resumes from its own files.
+
+The settings of the model are the checkpoint's. Those that the configuration gives must agree with
+them, but for dropout, which has no weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mttrain.checkpoint import (
+    ModelBundle,
+    Tokenizers,
+    check_tokenizers,
+    load_model,
+    load_tokenizers,
+    model_settings,
+    read_meta,
+    resolve_model,
+)
+from mttrain.config import OF_TRAINING, ModelConfig, RunConfig, parse_config
+from mttrain.errors import CheckpointError, ConfigError
+from mttrain.rundir import SHARED, WEIGHTS
+
+KEY = "train.init_from"
+
+
+def with_origin(config: RunConfig, begun: RunConfig | None) -> RunConfig:
+    """The configuration with the model and the vocabulary's kind of the checkpoint it begins with.
+
+    begun: the settings of the run that would be resumed. Without `train.init_from` nothing changes.
+    ConfigError for settings that contradict the checkpoint, CheckpointError when it cannot be read.
+    """
+    if config.train.init_from is None:
+        return config
+    if begun is not None:
+        model, shared = begun.model, begun.tokenizer.shared
+    else:
+        folder = origin_folder(config)
+        model = model_settings(folder, read_meta(folder))
+        shared = (folder / SHARED).exists()
+    asked, problems = config.model, []
+    for name in sorted(asked.model_fields_set - set(OF_TRAINING)):
+        mine, its = getattr(asked, name), getattr(model, name)
+        if mine != its:
+            problems.append(f"model.{name} is {mine}, but it is {its} there; remove it")
+    if "shared" in config.tokenizer.model_fields_set and config.tokenizer.shared != shared:
+        problems.append(f"tokenizer.shared is {config.tokenizer.shared}, but {shared} there")
+    if problems:
+        text = "".join(f"\n  {problem}" for problem in problems)
+        raise ConfigError(
+            f"{KEY} {config.train.init_from}: training cannot begin with these weights:{text}"
+        )
+    kept = {name: getattr(asked, name) for name in OF_TRAINING if name in asked.model_fields_set}
+    return _with_sections(config, model.model_copy(update=kept), shared)
+
+
+def _with_sections(config: RunConfig, model: ModelConfig, shared: bool) -> RunConfig:
+    """The configuration with these, checked as a whole once more."""
+    values = config.model_dump(mode="json")
+    values["model"] = model.model_dump(mode="json")
+    values["tokenizer"]["shared"] = shared
+    return parse_config(values, name=KEY)
+
+
+def origin_folder(config: RunConfig) -> Path:
+    """The directory of the checkpoint that training begins with."""
+    assert config.train.init_from is not None
+    try:
+        return resolve_model(config.train.init_from)
+    except CheckpointError as error:
+        raise CheckpointError(f"{KEY}: {error}") from None
+
+
+def origin_tokenizers(config: RunConfig) -> Tokenizers:
+    """Its tokenizers, compared with its meta.json."""
+    folder = origin_folder(config)
+    tokenizers = load_tokenizers(folder)
+    check_tokenizers(read_meta(folder), tokenizers, folder)
+    return tokenizers
+
+
+def origin_model(config: RunConfig, tokenizers: Tokenizers) -> ModelBundle:
+    """The model itself; CheckpointError when its vocabulary is another than that of the run."""
+    bundle = load_model(origin_folder(config))
+    check_tokenizers(bundle.meta, tokenizers, bundle.path)
+    return bundle
+
+
+def origin_record(bundle: ModelBundle) -> dict[str, Any]:
+    """What a checkpoint and the log say of where training began."""
+    return {
+        "path": str(bundle.path),
+        "step": bundle.meta["step"],
+        "weights_sha256": bundle.meta["files"][WEIGHTS],
+    }

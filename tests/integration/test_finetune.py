@@ -1,0 +1,130 @@
+"""Training that begins with another model's weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mttrain.checkpoint import load_model, load_train_state
+from mttrain.config import RunConfig, load_config
+from mttrain.errors import CheckpointError, ConfigError
+from mttrain.trainer import train
+from tests.integration.test_resume import stop_at
+from tests.integration.training_help import random_sentences, tiny_config, write_pairs
+from tests.system.compare_help import differences, records
+
+SIZES = {"d_model": 24, "d_ff": 40, "num_heads": 3, "encoder_layers": 1, "decoder_layers": 2}
+
+
+def text(folder: Path, seed: int) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    lines, valid = random_sentences(60, seed=seed), random_sentences(10, seed=seed + 1)
+    return {
+        "train": write_pairs(folder, "train", [(line, line) for line in lines]),
+        "valid": write_pairs(folder, "valid", [(line, line) for line in valid]),
+    }
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["shared", "separate"])
+def first(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose model is not the default one."""
+    folder = tmp_path_factory.mktemp("first")
+    how = {"shared": request.param}
+    tie = {"tie": "all" if request.param else "none"}
+    config = tiny_config(
+        folder, text(folder, 3), model={**SIZES, **tie}, tokenizer=how,
+        train={"max_steps": 12, "valid_every": 6, "average": 2, "keep_last": 2},
+    )  # fmt: skip
+    return train(config).run_dir
+
+
+def settings(folder: Path, origin: Path, seed: int = 5, **sections: Any) -> RunConfig:
+    """Of a run on other text that begins with `origin`, as a user's file gives them: without what
+    the origin decides."""
+    config = tiny_config(folder, text(folder.parent / f"text{seed}", seed))
+    values = config.model_dump(mode="json")
+    del values["tokenizer"], values["model"]
+    values["train"] |= {"init_from": str(origin), "average": 0}
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section}
+    return RunConfig.model_validate(values, strict=False)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load_model(folder).model.named_parameters())
+
+
+def test_begins_with_the_weights_and_the_vocabulary(first: Path, tmp_path: Path) -> None:
+    """Fine-tuning that begins with new weights, with another vocabulary or with the old optimiser
+    is only slow training."""
+    origin = load_model(first)
+    still = {"lr": 1e-30, "warmup_steps": 0, "schedule": "constant"}
+    config = settings(tmp_path, first, optim=still, train={"max_steps": 1, "valid_every": 1})
+    run = train(config).run_dir
+    made = load_model(run)
+    mine, its = weights(run), dict(origin.model.named_parameters())
+    assert mine.keys() == its.keys()
+    assert all(torch.equal(mine[name], its[name]) for name in mine)
+    assert made.source_tokenizer.hash == origin.source_tokenizer.hash
+    assert made.target_tokenizer.hash == origin.target_tokenizer.hash
+    state = load_train_state(run / "checkpoints" / "step-00000001")
+    steps = [v.item() for name, v in state.tensors.items() if name.endswith(":step")]
+    assert steps and set(steps) == {1.0}
+    before, after = records(run, "valid")
+    assert before["step"] == 0 and before["nll"] == pytest.approx(after["nll"], rel=1e-5)
+    known = made.meta["init_from"]
+    assert Path(known["path"]) == origin.path and known["step"] == origin.meta["step"]
+    assert known["weights_sha256"] == origin.meta["files"]["model.safetensors"]
+
+
+def test_settings_that_contradict_the_weights(first: Path, tmp_path: Path) -> None:
+    """All of them are named at once; dropout may differ, and what agrees may stand there."""
+    config = settings(tmp_path / "a", first, model={"d_model": 48, "norm": "post", "num_heads": 3})
+    with pytest.raises(ConfigError) as caught:
+        train(config)
+    message = str(caught.value)
+    assert "model.d_model is 48, but it is 24 there" in message
+    assert "model.norm is post, but it is pre there" in message and "num_heads" not in message
+    assert not Path(config.run_dir).exists()
+    config = settings(tmp_path / "b", first, model={"dropout": 0.05}, train={"max_steps": 1})
+    kept = load_config(train(config).run_dir / "config.yaml")
+    assert kept.model.dropout == 0.05 and kept.model.d_model == 24
+
+
+def test_a_run_that_has_begun_needs_the_origin_no_more(
+    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R14: stopped and resumed it is the uninterrupted run to the bit, also when the first model
+    has gone in between."""
+    origin = tmp_path / "origin"
+    shutil.copytree(first, origin)
+    whole = train(settings(tmp_path / "whole", origin)).run_dir
+    config = settings(tmp_path / "cut", origin)
+    with monkeypatch.context() as patch:
+        stop_at(patch, "_update", 7, before=False)
+        assert train(config).reason == "SIGTERM"
+    shutil.rmtree(origin)
+    cut = train(config).run_dir
+    assert differences(cut, whole, 12) == []
+    assert load_model(cut).meta["init_from"] == load_model(whole).meta["init_from"]
+    with pytest.raises(CheckpointError, match=r"train.init_from: .*origin does not exist"):
+        train(settings(tmp_path / "third", origin))
+
+
+def test_training_that_makes_nothing_better_says_so(
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fine-tuned model that is worse than the first must not be taken for progress."""
+    wild = {"lr": 0.5, "warmup_steps": 0, "schedule": "constant"}
+    train(settings(tmp_path, first, seed=3, optim=wild, train={"best_metric": "nll"}))
+    assert "no validation has a better nll than the weights" in capsys.readouterr().err
+
+
+def test_the_dry_run_knows_the_origin(first: Path, tmp_path: Path) -> None:
+    """It would train another model otherwise."""
+    result = train(settings(tmp_path, first), dry_run=True)
+    assert result.reason == "dry_run" and not Path(settings(tmp_path, first).run_dir).exists()
