@@ -14,8 +14,10 @@ OTHER_NAMES = {
         "data.train": "trainpref train_sets",
         "data.valid": "validpref valid_sets dev",
         "data.test": "testpref",
+        "data.temperature": "sampling_temperature sample_temperature temperature_sampling",
         "data.train.source": "path_src",
         "data.train.target": "path_tgt",
+        "data.train.tag": "src_prefix encoder_langtok langtok",
         "data.workers": "num_workers dataloader_num_workers",
         "tokenizer.vocab_size": (
             "vocab src_vocab_size tgt_vocab_size voc_limit voc_min_freq vocabs dim_vocabs"
@@ -42,6 +44,8 @@ OTHER_NAMES = {
         "model.decoder_layers": "dec_layers dec_depth",
         "model.dropout": "transformer_dropout",
         "model.attention_dropout": "transformer_dropout_attention",
+        "model.word_dropout": "token_dropout dropout_src dropout_trg embedding_dropout",
+        "model.scale_embedding": "no_scale_embedding scale_embeddings",
         "model.activation_dropout": "relu_dropout transformer_dropout_ffn",
         "model.activation": (
             "activation_fn pos_ffn_activation_fn transformer_ffn_activation activation_function"
@@ -66,6 +70,7 @@ OTHER_NAMES = {
         ),
         "optim.min_lr": "learning_rate_min",
         "optim.label_smoothing": "label_smoothing_factor",
+        "optim.rdrop": "reg_alpha rdrop_alpha r_drop",
         "train": "training",
         "train.batch_tokens": "max_tokens mini_batch_words",
         "train.accumulate": (
@@ -89,6 +94,10 @@ OTHER_NAMES = {
         "train.tensorboard": "tensorboard_logdir tensorboard_log_dir",
         "train.best_metric": (
             "best_checkpoint_metric early_stopping_metric valid_metrics metric_for_best_model"
+        ),
+        "train.ema": "ema_decay average_decay exponential_smoothing",
+        "train.init_from": (
+            "finetune_from_model pretrained_model restore_file train_from load_model params"
         ),
         "train.keep_last": (
             "keep_interval_updates keep_last_epochs keep_checkpoint keep_best_ckpts keep_best "

@@ -29,7 +29,7 @@ from mttrain.model import Transformer
 from mttrain.segments import cut_ids, padded
 from mttrain.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 from mttrain.translations import Translation
-from mttrain.translator import Translator
+from mttrain.translator import TranslateOptions, Translator
 
 Kind = Literal["encoder", "decoder", "cross"]
 KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")
@@ -177,10 +177,14 @@ def _without_padding(kind: Kind, weights: Tensor, source: int, target: int) -> T
 
 
 def encode_pair(
-    translator: Translator, source: str, target: str, longest: int | None = None
+    translator: Translator,
+    source: str,
+    target: str,
+    longest: int | None = None,
+    tag: str | None = None,
 ) -> Encoded:
     """The ids of a given pair, cut to what the model can read (source: to `longest`)."""
-    tokens = translator.source_tokenizer.encode(source)
+    (tokens,) = translator.encode_sources([source], tag)
     wanted = translator.target_tokenizer.encode(target)
     return Encoded(
         cut_ids(tokens, longest or translator.max_positions)[0],
@@ -189,11 +193,12 @@ def encode_pair(
 
 
 def encode_translation(
-    translator: Translator, translation: Translation, longest: int | None
+    translator: Translator, translation: Translation, options: TranslateOptions
 ) -> Encoded:
     """The ids that the search read and wrote for a line that is not blank."""
     best = translation.hypotheses[0]
-    source, _ = cut_ids(translator.source_tokenizer.encode(translation.source), longest)
+    (tokens,) = translator.encode_sources([translation.source], options.tag)
+    source, _ = cut_ids(tokens, options.max_source_length)
     return Encoded(source, [*best.tokens, EOS_ID] if best.finished else list(best.tokens))
 
 
@@ -245,16 +250,18 @@ def _piece_bytes(piece: str) -> bytes:
 def unit_groups(
     tokenizer: Tokenizer, tokens: Sequence[int], unit: Literal["word", "piece"]
 ) -> list[int]:
-    """For each id the number of its word or piece, from 0; -1 for special tokens and white space.
+    """For each id the number of its word or piece, from 0; -1 for special tokens, a tag and white
+    space.
 
-    A special token ends the text.
+    A tag begins the text, a special token ends it.
     """
-    real = [token for token in tokens if token not in (PAD_ID, BOS_ID, EOS_ID)]
+    first = [-1] * int(len(tokens) > 0 and tokens[0] in tokenizer.tags.values())
+    real = [token for token in tokens[len(first) :] if token not in (PAD_ID, BOS_ID, EOS_ID)]
     if unit == "piece":
         groups = list(range(len(real)))
     else:
         groups = piece_words([tokenizer.token(token) for token in real])
-    return groups + [-1] * (len(tokens) - len(real))
+    return first + groups + [-1] * (len(tokens) - len(first) - len(real))
 
 
 def unit_weights(weights: Tensor, source: Sequence[int], target: Sequence[int]) -> Tensor:

@@ -18,7 +18,7 @@ orders are argsorts of the words, and a run resumed under another numpy sees the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,6 +98,23 @@ def plan_epoch(
         starts = _cut(longest, batch_tokens)
     order, starts = _shuffle_batches(words, order, starts)
     return _measure(order, starts, source, target)
+
+
+def mixing_weights(
+    pairs: Sequence[int], weights: Sequence[float], temperature: float
+) -> tuple[float, ...]:
+    """How many times an epoch holds each corpus, when they are mixed by temperature T.
+
+    Of corpora with n_i `pairs` and weights w_i, an epoch takes in proportion to w_i n_i^(1/T)
+    (Devlin's multilingual BERT; Arivazhagan et al. 2019), and is as long as the weights alone would
+    make it, sum of w_i n_i pairs: so T = 1 would give the weights. Exact on average over the
+    epochs, whose draws are those of `plan_epoch`.
+    """
+    sizes, wanted = np.asarray(pairs, dtype=np.float64), np.asarray(weights, dtype=np.float64)
+    shares = wanted * sizes ** (1.0 / temperature)
+    total = (wanted * sizes).sum()
+    times = np.divide(shares / shares.sum() * total, sizes, out=wanted.copy(), where=sizes > 0)
+    return tuple(times.tolist())
 
 
 class TokenBatchSampler:

@@ -41,7 +41,8 @@ _MANY = 0.1  # share of skipped pairs above which the report warns
 class PairRules:
     """Which pairs are used. One object serves one pass over a corpus: it remembers the pairs seen.
 
-    Lengths are subwords with EOS. `max_ratio` bounds longer/shorter without EOS; None is no bound.
+    Lengths are subwords with EOS, without a tag. `max_ratio` bounds longer/shorter without EOS;
+    None is no bound.
     """
 
     max_length: int
@@ -49,21 +50,28 @@ class PairRules:
     drop_duplicates: bool = False
     _seen: set[int] = field(default_factory=set, repr=False)
 
-    def reason(self, source_len: int, target_len: int, pair: Pair | None = None) -> str | None:
+    def reason(
+        self,
+        source_len: int,
+        target_len: int,
+        pair: Pair | None = None,
+        tag: str | None = None,
+    ) -> str | None:
         """Why the pair is skipped: "blank", "too_long", "ratio", "duplicate"; None: it is used.
 
         The first that applies. Without the text, blank is no subwords, and nothing is a duplicate.
+        A tag takes one of `max_length`, and the same pair with another tag is another pair.
         """
         if source_len <= 1 or target_len <= 1 or (pair is not None and _is_blank(pair)):
             return "blank"
-        if max(source_len, target_len) > self.max_length:
+        if max(source_len + (tag is not None), target_len) > self.max_length:
             return "too_long"
         if self.max_ratio is not None:
             shorter, longer = sorted((source_len - 1, target_len - 1))
             if longer > self.max_ratio * shorter:
                 return "ratio"
         if self.drop_duplicates and pair is not None:
-            key = _pair_hash(pair)
+            key = _pair_hash(pair, tag)
             if key in self._seen:
                 return "duplicate"
             self._seen.add(key)
@@ -78,8 +86,9 @@ def _hash(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
 
 
-def _pair_hash(pair: Pair) -> int:
-    return _hash(f"{pair.source}\n{pair.target}")  # no line holds a line feed
+def _pair_hash(pair: Pair, tag: str | None) -> int:
+    text = f"{pair.source}\n{pair.target}"  # no line holds a line feed
+    return _hash(text if tag is None else f"{text}\n{tag}")
 
 
 # ---- the report -------------------------------------------------------------------------------
@@ -91,7 +100,7 @@ class SplitReport:
 
     `lengths` gives PERCENTILES over the pairs that are not blank, for "source characters", "source
     subwords", "target characters", "target subwords" and "longer side subwords"; subwords count
-    EOS. In validation and test, skipped pairs lack in the loss only: BLEU takes all lines.
+    a tag and EOS. In validation and test, skipped pairs lack in the loss only: BLEU takes all.
     """
 
     split: str
@@ -114,7 +123,7 @@ class CorpusReport:
 
     max_length: int
     max_ratio: float | None
-    source_lang: str
+    source_lang: str  # of the training text; "source" and "target" where there are several
     target_lang: str
     splits: list[SplitReport]
 
@@ -216,7 +225,12 @@ def check_corpus(
             text = parallel_text(corpus, data)
             tally = _Tally([text], PairRules(data.max_length)).read(tokenizers, None)
             splits.append(tally.report(name, train))
-    return CorpusReport(data.max_length, data.max_ratio, data.source_lang, data.target_lang, splits)
+    sides = zip(*(text.langs for text in texts), strict=True)
+    names = [
+        langs[0] if len(set(langs)) == 1 else side
+        for langs, side in zip(sides, ("source", "target"), strict=True)
+    ]
+    return CorpusReport(data.max_length, data.max_ratio, names[0], names[1], splits)
 
 
 class _Tally:
@@ -236,23 +250,26 @@ class _Tally:
     ) -> _Tally:
         for text in self.texts:
             for block in in_blocks(text.required_pairs(), _BLOCK):
-                self._add(block, tokenizers)
+                self._add(block, tokenizers, text.tag)
                 if progress is not None:
                     progress(self.pairs)
         return self
 
-    def _add(self, block: list[Pair], tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+    def _add(
+        self, block: list[Pair], tokenizers: tuple[Tokenizer, Tokenizer], tag: str | None
+    ) -> None:
         sources = tokenizers[0].encode_batch([pair.source for pair in block])
         targets = tokenizers[1].encode_batch([pair.target for pair in block])
         for pair, source, target in zip(block, sources, targets, strict=True):
             lengths = len(source) + 1, len(target) + 1
-            reason = self.rules.reason(*lengths, pair)
+            reason = self.rules.reason(*lengths, pair, tag)
             if reason is not None:
                 self.skipped[reason] += 1
-            self.hashes.append(_pair_hash(pair))
+            self.hashes.append(_pair_hash(pair, tag))
             self.sources.append(_hash(pair.source))
             if reason != "blank":
-                self.lengths.extend((len(pair.source), lengths[0], len(pair.target), lengths[1]))
+                read = lengths[0] + (tag is not None)
+                self.lengths.extend((len(pair.source), read, len(pair.target), lengths[1]))
                 self.identical += pair.source == pair.target
         self.pairs += len(block)
 

@@ -14,11 +14,22 @@ from mttrain.cli_checks import (
     MOST_THREADS,
     at_least,
     must_exist,
+    option_names,
     refuse_overwriting,
     say,
     tell_waiting,
 )
-from mttrain.cli_options import Debug, Device, Number, Threads, opt, search_options, shown
+from mttrain.cli_options import (
+    Debug,
+    Device,
+    Number,
+    Tag,
+    Threads,
+    given_options,
+    opt,
+    search_options,
+    shown,
+)
 from mttrain.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -62,6 +73,7 @@ def attention(
         str | None, opt("--head", "N|mean", "One head, from 1, or the mean of all.")
     ] = None,
     unit: Annotated[Unit | None, opt("--unit", None, "What pharaoh links (word).")] = None,
+    tag: Tag = None,
     device: Device = None,
     threads: Threads = None,
     debug: Debug = False,
@@ -73,7 +85,8 @@ def attention(
     kinds: Sequence[Kind] = KINDS if kind == KindChoice.all else (_kind(kind),)
     translator = _translator(run, device, threads)
     chosen = _Choice(translator, kinds, layer, head)
-    options = translator.completed(search_options({}, [run]))
+    with option_names():
+        options = translator.completed(search_options(given_options(context, ("tag",)), [run]))
     if format == Shape.picture:
         assert output is not None
         maps = _maps_of_text(translator, options, text or "", target, kinds)
@@ -227,16 +240,15 @@ def _pairs(
     """What the model reads and writes for each line; None for a blank one."""
     from mttrain.attention_maps import encode_pair, encode_translation
 
-    longest = options.max_source_length
     if targets is not None:
         return [
-            encode_pair(translator, line, target, longest)
+            encode_pair(translator, line, target, options.max_source_length, options.tag)
             if line.strip() and target.strip()
             else None
             for line, target in zip(lines, targets, strict=True)
         ]
     return [
-        None if found.blank else encode_translation(translator, found, longest)
+        None if found.blank else encode_translation(translator, found, options)
         for found in translator.translate_lines(lines, options)
     ]
 

@@ -22,7 +22,7 @@ from mttrain.languages import looks_like_code, same_language, suggested_code
 SEARCH = (
     "beam", "nbest", "length_penalty", "max_length", "min_length", "no_repeat_ngram", "sample",
     "temperature", "top_k", "top_p", "seed", "split_long", "max_source_length", "batch_tokens",
-    "batch_size",
+    "batch_size", "tag",
 )  # fmt: skip
 MOST_THREADS = 1024  # far more end in a crash of the library that makes them
 _FIELD = re.compile(rf"(?<![-\w])(?:{'|'.join(SEARCH)})(?![-\w])")
@@ -175,12 +175,13 @@ def check_language(lang: str | None) -> None:
         say(f"warning: --lang {lang} is not a language code of 2 or 3 letters, such as de or zh.")
 
 
-def check_target(lang: str | None, model: str) -> None:
+def check_target(lang: str | None, model: str, tag: str | None) -> None:
     """Refuse a --lang that contradicts the language into which the model translates."""
     from mttrain.checkpoint import read_meta, resolve_model
+    from mttrain.tags import tag_lang
 
-    known = read_meta(resolve_model(model)).get("target_lang")
-    if lang is not None and isinstance(known, str) and not same_language(lang, known):
+    known = tag_lang(tag, read_meta(resolve_model(model)))
+    if lang is not None and known is not None and not same_language(lang, known):
         raise ConfigError(
             f"{model} translates into {known}, not {lang}; remove --lang (for another tokenizer of "
             "BLEU use --tokenize)."

@@ -57,6 +57,7 @@ def tokenize(
     settings: Settings = None,
     vocab_size: Annotated[Number, opt("--vocab-size", "N", "Tokens to learn (6000).")] = None,
     level: Annotated[Level | None, opt("--level", None, "Largest token (subword).")] = None,
+    tag: Annotated[Words, opt("--tag", "NAME", "An entry <NAME> for sources; repeatable.")] = None,
     separate: Annotated[
         bool, opt("--separate", None, "--source and --target: a vocabulary for each.")
     ] = False,
@@ -84,17 +85,19 @@ def tokenize(
         raise ConfigError(
             "There is no text to learn from; give FILES, --source/--target, --config."
         )
+    tags = _tags(tag or [], wanted)
     defaults = None if wanted is None else wanted.tokenizer
     size = defaults.vocab_size if defaults else 6000
     if vocab_size is not None:
         size = vocab_size
     unit = level.value if level else defaults.level if defaults else "subword"
     if not separate and (defaults is None or defaults.shared):
-        _learn({Path(output): [*texts["source"], *texts["target"]]}, size, unit, as_json)
+        _learn({Path(output): [*texts["source"], *texts["target"]]}, tags, size, unit, as_json)
         return
     if files or not all(texts.values()):
         raise ConfigError(f"{config} says shared: false; give both --source and --target.")
-    _learn({_side_path(Path(output), side): texts[side] for side in texts}, size, unit, as_json)
+    paths = {_side_path(Path(output), side): texts[side] for side in texts}
+    _learn(paths, tags, size, unit, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +137,34 @@ def _tokenizer_settings(config: str, settings: list[str]) -> RunConfig:
     return loaded
 
 
+def _tags(names: Sequence[str], config: RunConfig | None) -> list[str]:
+    """The tags of --tag and of the configuration's training corpora."""
+    from mttrain.tags import name_problem
+
+    for name in names:
+        problem = name_problem(name)
+        if problem is not None:
+            raise ConfigError(f"--tag {name}: {problem}.")
+    known = {} if config is None else config.data.train_tags()
+    return list(dict.fromkeys([*known, *names]))
+
+
 def _side_path(path: Path, side: str) -> Path:
     """tokenizer.json -> tokenizer.source.json"""
     return path.with_name(f"{path.stem}.{side}{path.suffix or '.json'}")
 
 
-def _learn(wanted: Mapping[Path, Sequence[_Text]], size: int, level: Any, as_json: bool) -> None:
-    """Learn a vocabulary for each path from the texts named with it, and print the reports."""
+def _learn(
+    wanted: Mapping[Path, Sequence[_Text]],
+    tags: Sequence[str],
+    size: int,
+    level: Any,
+    as_json: bool,
+) -> None:
+    """Learn a vocabulary for each path from the texts named with it, and print the reports.
+
+    The first has the tags: it is that of the sources.
+    """
     from mttrain.corpus import require_writable, write_lines
 
     for output in wanted:
@@ -160,7 +184,9 @@ def _learn(wanted: Mapping[Path, Sequence[_Text]], size: int, level: Any, as_jso
     results = []
     for output, texts in wanted.items():
         lines = [partial(iter, kept[t.file]) if t.file in kept else t.lines for t in texts]
-        result, table = _learn_one([text.name for text in texts], lines, size, level, output)
+        names = [text.name for text in texts]
+        result, table = _learn_one(names, lines, size, level, tags, output)
+        tags = ()
         results.append(result)
         if not as_json:
             write_lines(None, table)
@@ -173,9 +199,11 @@ def _learn_one(
     texts: Sequence[Callable[[], Iterable[str]]],
     size: int,
     level: Any,
+    tags: Sequence[str],
     output: Path,
 ) -> tuple[dict[str, Any], list[str]]:
     """Learn and save; the report on the text learned from, for JSON and as lines."""
+    from mttrain.tags import tag_token
     from mttrain.tokenizer import train_tokenizer
     from mttrain.tokenreport import tokenizer_report
 
@@ -193,7 +221,7 @@ def _learn_one(
             say(f"{count:,} lines are read; {then}")
 
     tokenizer = train_tokenizer(
-        shown(lines(f"learning {size:,} tokens"), "file"), vocab_size=size, level=level
+        shown(lines(f"learning {size:,} tokens"), "file"), vocab_size=size, level=level, tags=tags
     )
     tokenizer.save(output)
     if tokenizer.size < size:
@@ -203,6 +231,8 @@ def _learn_one(
     longest = {"text": names[at], "line": report.longest_line - (ends[at - 1] if at else 0)}
     table = report.text(f"{longest['text']}, line {longest['line']}").split("\n")
     head = f"{output}, learned from {', '.join(names)}"
+    if tags:
+        head += f", with {' '.join(map(tag_token, tags))}"
     return _report_values(tokenizer, report, output, names, longest), [head, *table]
 
 
@@ -218,6 +248,7 @@ def _report_values(
         "output": str(output),
         "learned_from": list(names),
         "hash": tokenizer.hash,
+        "tags": list(tokenizer.tags),
         **values,
         "tokens_per_word": report.tokens_per_word,
         "tokens_per_character": report.tokens_per_character,

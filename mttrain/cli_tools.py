@@ -35,6 +35,7 @@ from mttrain.cli_options import (
     Number,
     Output,
     PairsFile,
+    Tag,
     Threads,
     Words,
     load_translator,
@@ -66,6 +67,7 @@ def score(
     output: Output = "-",
     format: Annotated[Format, opt("--format", None, "Layout of the output.")] = Format.text,
     as_json: Annotated[bool, opt("--json", None, "Print the totals as one JSON object.")] = False,
+    tag: Tag = None,
     max_source_length: MaxSource = None,
     batch_tokens: Annotated[
         Number, opt("--batch-tokens", "N", "Padded tokens of a batch: pairs x longest side.")
@@ -86,7 +88,7 @@ def score(
         require_writable("-")
     translator = load_translator(context)
     totals = _Totals()
-    how = {"max_source_length": max_source_length}
+    how: dict[str, Any] = {"max_source_length": max_source_length, "tag": tag}
     if batch_tokens is not None:
         how["batch_tokens"] = batch_tokens
     for file in text.files:

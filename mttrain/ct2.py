@@ -282,7 +282,7 @@ def compare(
     exact: the outputs must be equal but for ties, and so must be the scores; otherwise alike.
     CheckpointError, which names the first line and both texts, when they are not.
     """
-    options = TranslateOptions(beam=1)
+    options = TranslateOptions(beam=1, tag=native.needed_tag)
     ours = [found.hypotheses[0] for found in native.translate_lines(lines, options)]
     theirs = [found.hypotheses[0] for found in exported.translate_lines(lines, options)]
     texts = [h.text for h in ours], [h.text for h in theirs]
@@ -295,7 +295,7 @@ def compare(
     if not exact:
         return Comparison(equal, _alike(*texts, native.members[0].meta.get("target_lang")))
     limit = native.completed(options).max_source_length
-    encoded = native.source_tokenizer.encode_batch(list(lines))
+    encoded = native.encode_sources(lines, options.tag)
     sources = [cut_ids(ids, limit)[0] for ids in encoded]
     forks = [_fork(native, sources[i], ends[0][i], ends[1][i]) for i in other]
     for i, apart in zip(other, forks, strict=True):

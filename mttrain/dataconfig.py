@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from mttrain.settings import (
     Language,
@@ -18,6 +19,7 @@ from mttrain.settings import (
     Whole,
     as_tuple,
 )
+from mttrain.tags import TAG_PATTERN, language_tag, listed, name_problem
 
 Fields = tuple[int | str, int | str]
 PairsKind = Literal["tsv", "jsonl", "tmx", "sacrebleu"]
@@ -32,6 +34,40 @@ def pairs_kind(name: str) -> PairsKind | None:
         return "sacrebleu"
     found = re.search(r"[^/]\.(\w+?)(\.gz)?$", name.lower())
     return _KINDS.get(found[1]) if found else None
+
+
+def _refuse(message: str) -> PydanticCustomError:
+    return PydanticCustomError("setting", "{message}", {"message": message})
+
+
+def _tag(value: object) -> object:
+    if value is None or value is True:
+        return value
+    if not isinstance(value, str):
+        raise _refuse("wants a name, or true for the tag of the target language")
+    problem = name_problem(value)
+    if problem is not None:
+        raise _refuse(problem)
+    return value
+
+
+def _temperature(value: object) -> object:
+    if not isinstance(value, int | float) or isinstance(value, bool) or value > 1:
+        return value
+    hint = ""
+    if value == 1:
+        hint = "; 1 leaves the corpora as they are, as null does"
+    elif value > 0:
+        hint = f"; an exponent of {value:g} is temperature: {1 / value:.3g}"
+    raise _refuse(f"must be greater than 1, got {value:g}{hint}")
+
+
+_TAG_FORMS: list[dict[str, Any]] = [
+    {"const": True},
+    {"type": "string", "pattern": f"^{TAG_PATTERN}$"},
+    {"type": "null"},
+]
+Tag = Annotated[bool | str | None, BeforeValidator(_tag), WithJsonSchema({"anyOf": _TAG_FORMS})]
 
 
 class CorpusConfig(Section):
@@ -53,6 +89,17 @@ class CorpusConfig(Section):
     )
     weight: float = Field(
         1.0, gt=0.0, description="how many times an epoch holds the corpus; training data only"
+    )
+    source_lang: Language | None = Field(
+        None, description="language of the source, where it is not data.source_lang"
+    )
+    target_lang: Language | None = Field(
+        None, description="language of the target, where it is not data.target_lang"
+    )
+    tag: Tag = Field(
+        None,
+        description="token <NAME> before each source: a name such as bt, or true for 2 and the "
+        "target language, such as <2de>",
     )
 
     def named_files(self) -> dict[str, str]:
@@ -98,8 +145,13 @@ class DataConfig(Section):
     )
     valid: CorpusConfig = Field(description="validation corpus, scored every train.valid_every")
     test: CorpusConfig | None = Field(None, description="test corpus, scored once at the end")
+    temperature: Annotated[float, BeforeValidator(_temperature), Field(gt=1.0)] | None = Field(
+        None,
+        description="T: an epoch takes from each training corpus of n pairs in proportion to "
+        "n^(1/T); null = as many as it has",
+    )
     max_length: Annotated[Whole, Field(ge=2)] = Field(
-        256, description="longest side of a training pair in subwords, EOS included"
+        256, description="longest side of a training pair in subwords, tag and EOS included"
     )
     max_ratio: Annotated[float, Field(ge=1.0)] | None = Field(
         None, description="largest longer/shorter ratio of subword counts; null = no limit"
@@ -119,6 +171,52 @@ class DataConfig(Section):
                 yield Problem(keys, problem.message)
             if corpus.weight != 1.0 and not name.startswith("train"):
                 yield Problem((f"{name}.weight",), "only training corpora have a weight; remove it")
+            yield from self._tag_problems(name, corpus)
+        if self.temperature is not None and len(self.train) == 1:
+            yield Problem(
+                ("temperature", "train"), "has no effect with one training corpus; remove it"
+            )
+
+    def _tag_problems(self, name: str, corpus: CorpusConfig) -> Iterator[Problem]:
+        """What the model cannot know: a tag that is none, or that no training corpus has."""
+        tag, known = self.tag_of(corpus), self.train_tags()
+        keys = (f"{name}.tag", name)
+        problem = None if tag is None else name_problem(tag)
+        if problem is not None:
+            _, target = self.langs_of(corpus)
+            yield Problem(keys, f"the language {target!r} makes no tag ({problem}); name one")
+        elif name.startswith("train"):
+            return
+        elif tag is None and not self.untagged():
+            yield Problem(
+                keys, f"is required: all training corpora have one; name one of {listed(known)}"
+            )
+        elif tag is not None and tag not in known:
+            trained = f"they have {listed(known)}" if known else "they have none; remove it"
+            yield Problem(keys, f"no training corpus has the tag {tag}; {trained}")
+
+    def langs_of(self, corpus: CorpusConfig) -> tuple[str, str]:
+        """Source and target language of a corpus."""
+        return corpus.source_lang or self.source_lang, corpus.target_lang or self.target_lang
+
+    def tag_of(self, corpus: CorpusConfig) -> str | None:
+        """The name of the tag before each of its sources; None: there is none."""
+        if corpus.tag is True:
+            return language_tag(self.langs_of(corpus)[1])
+        return corpus.tag or None
+
+    def train_tags(self) -> dict[str, str | None]:
+        """Tag -> target language of its training text; None where there are several."""
+        found: dict[str, str | None] = {}
+        for corpus in self.train:
+            tag, lang = self.tag_of(corpus), self.langs_of(corpus)[1]
+            if tag is not None:
+                found[tag] = lang if found.get(tag, lang) == lang else None
+        return found
+
+    def untagged(self) -> bool:
+        """Whether some training text has no tag."""
+        return any(self.tag_of(corpus) is None for corpus in self.train)
 
     def named_corpora(self) -> Iterator[tuple[str, CorpusConfig]]:
         """(key below data, corpus) of all; "train" alone, or "train.0", "train.1", ..."""

@@ -2,10 +2,11 @@
 
     B pairs of a batch   S, T longest source and target of the batch, in subwords, EOS included
 
-A source is its subwords and EOS; a decoder input is BOS and the subwords of the target; the
-decoder is to produce those subwords and EOS. Nothing is ever cropped: pairs that break a rule are
-skipped as pairs, once, when the store is made. Which pairs share a batch is the plan's affair
-(batching); here a batch costs one padded array per side, filled in one assignment.
+A source is the tag of its corpus, if that has one, its subwords and EOS; a decoder input is BOS and
+the subwords of the target; the decoder is to produce those subwords and EOS. Nothing is ever
+cropped: pairs that break a rule are skipped as pairs, once, when the store is made. Which pairs
+share a batch is the plan's affair (batching); here a batch costs one padded array per side, filled
+in one assignment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from mttrain.batching import EpochPlan, TokenBatchSampler, plan_epoch
+from mttrain.batching import EpochPlan, TokenBatchSampler, mixing_weights, plan_epoch
 from mttrain.bpedropout import DroppingSide, EncodedSide, Ragged, WordSampler
 from mttrain.check import PairRules
 from mttrain.config import CorpusConfig, DataConfig, RunConfig
@@ -82,7 +83,7 @@ class TranslationDataset(Dataset[Example]):
                 self._sides[place] = DroppingSide(plain.tokens, plain.offsets, words, longest)
         self.pair_numbers = map_array(store.part("lines"), "int64")
         self.weights: NDArray[np.float64] | None = None
-        if any(weight != 1.0 for weight in store.weights):
+        if store.mixed:
             pairs = [corpus["pairs"] for corpus in store.index["corpora"]]
             self.weights = np.repeat(np.asarray(store.weights, dtype=np.float64), pairs)
 
@@ -328,16 +329,20 @@ def encode_corpus(
     settings: dict[str, object] = {"max_length": rules.max_length}
     if training:
         settings |= {"max_ratio": rules.max_ratio, "drop_duplicates": rules.drop_duplicates}
-    return open_store(
+    store = open_store(
         [parallel_text(corpus, data) for corpus in _corpora(data, split)],
         tokenizers,
         split,
         directory,
         rules=settings,
         words=words and training,
-        refuse=lambda pair, source, target: rules.reason(source, target, pair),
+        refuse=lambda pair, source, target, tag: rules.reason(source, target, pair, tag),
         progress=progress,
     )
+    if not training or data.temperature is None:
+        return store
+    pairs = [corpus["pairs"] for corpus in store.index["corpora"]]
+    return replace(store, weights=mixing_weights(pairs, store.weights, data.temperature))
 
 
 def _corpora(data: DataConfig, split: Split) -> list[CorpusConfig]:

@@ -189,7 +189,9 @@ class Ending:
             self.model,
             dict(load_model(self.run_dir / "checkpoints" / best).model.named_parameters()),
         )
-        validator = Validator(self.config, self.tokenizers, text, self.world)
+        corpus = self.config.data.test
+        assert corpus is not None, "there is a text of it"
+        validator = Validator(self.config, self.tokenizers, corpus, text, self.world)
         decode = self.config.decode
         texts = validator.translate(self.model, decode.beam)
         assert texts is not None

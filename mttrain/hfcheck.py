@@ -73,7 +73,8 @@ def compare(
     longest: output tokens, EOS included; separate: the target has a tokenizer of its own. Raises
     CheckpointError for the first thing that differs, ties between two tokens excepted.
     """
-    limit = translator.completed(TranslateOptions()).max_source_length
+    tag = translator.needed_tag
+    limit = translator.completed(TranslateOptions(tag=tag)).max_source_length
     source = _load_tokenizer(library, folder)
     target = _load_tokenizer(library, folder / TARGET_FOLDER) if separate else source
     _compare_tokenizer(source, translator.source_tokenizer, [*lines, *HOSTILE], limit)
@@ -82,9 +83,9 @@ def compare(
         folder, local_files_only=True, dtype=torch.float32
     ).eval()
     lines = [line for line in lines if line.strip()]  # a blank one never reaches our model
-    sources = translator.source_tokenizer.encode_batch(lines)
+    sources = translator.encode_sources(lines, tag)
     longest = min(longest, 3 * max(map(len, sources), default=0) + 20)
-    options = TranslateOptions(beam=1, max_length=longest)
+    options = TranslateOptions(beam=1, max_length=longest, tag=tag)
     found = [
         _Ours(line, cut_ids(ids, limit)[0], answer.text, list(answer.hypotheses[0].tokens))
         for line, ids, answer in zip(

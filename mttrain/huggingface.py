@@ -81,7 +81,8 @@ def export_huggingface(
     bundle = translator.bundles[0]
     settings = bundle.model.config
     _refuse(settings)
-    options = translator.completed(TranslateOptions(**saved_decoding(bundle.meta, bundle.path)))
+    saved = saved_decoding(bundle.meta, bundle.path)
+    options = translator.completed(TranslateOptions(**saved, tag=translator.needed_tag))
     limits = _limits(settings, options, bundle.meta.get("max_length"))
     with new_directory(output, replace=replace) as folder, _quiet(library):
         theirs = _converted(library, bundle.model, limits)

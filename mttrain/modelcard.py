@@ -23,6 +23,7 @@ from mttrain.hfcheck import TARGET_FOLDER
 from mttrain.metrics import METRICS
 from mttrain.rundir import LOG
 from mttrain.runlog import read_log
+from mttrain.tags import meta_tags, tag_token
 from mttrain.yamlio import dump_yaml
 
 LICENCE = "FILL IN: under which licence may others use the model, and the data it was trained on?"
@@ -71,6 +72,7 @@ def model_card(
         f"# {name}",
         _introduction(direction, class_name, run, bundle),
         _usage(name, separate, longest),
+        _tag_usage(bundle),
         "\n".join(remarks),
         _section("Training data", _data(run)),
         _section("Scores", [*_validation(bundle, run), *(row for _, row in tests)], _SCORE_HEAD),
@@ -153,6 +155,27 @@ for text in {decoder}.batch_decode(output, skip_special_tokens=True):
 
 Give it one sentence at a time, and no blank ones. Input beyond {longest} tokens is cut; without
 `truncation=True` it is an error."""
+
+
+def _tag_usage(bundle: ModelBundle) -> str:
+    """How to put a tag before the sources, for a model that was trained with some."""
+    known = meta_tags(bundle.meta, bundle.path)
+    if not known:
+        return ""
+    tokens = ", ".join(f"`{tag_token(name)}`" for name in known)
+    must = "can" if bundle.meta.get("untagged", True) else "must"
+    return f"""A tag {must} stand before each source; it says which language or kind of text is
+wanted: {tokens}. The tokenizer takes such a text apart, so put its id there yourself, before
+`generate`:
+
+```python
+import torch
+
+tag = tokenizer.convert_tokens_to_ids("{tag_token(next(iter(known)))}")
+for key, first in (("input_ids", tag), ("attention_mask", 1)):
+    rows = batch[key]
+    batch[key] = torch.cat([torch.full_like(rows[:, :1], first), rows], dim=1)
+```"""
 
 
 def _data(run: _Run) -> Table:

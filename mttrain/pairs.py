@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mttrain.corpus import Pair, TextPath, file_key, read_lines, read_pairs, reading
@@ -39,6 +39,7 @@ class ParallelText:
     langs: tuple[str, str]
     fields: Fields | None = None
     weight: float = 1.0
+    tag: str | None = None  # name of the token before each encoded source; not in the text
 
     @property
     def name(self) -> str:
@@ -78,29 +79,34 @@ class ParallelText:
     def identity(self) -> list[Any]:
         """Plain values that change whenever other pairs could be read."""
         keys: list[Any] = [file_key(path) for path in self.files]
-        return keys if len(keys) == 2 else [*keys, list(self.langs), list(self.fields or ())]
+        if len(keys) == 1:
+            keys += [list(self.langs), list(self.fields or ())]
+        return keys if self.tag is None else [*keys, {"tag": self.tag}]
 
 
 def parallel_text(corpus: CorpusConfig, data: DataConfig) -> ParallelText:
-    """The text that a corpus of the configuration names; a public test set may be fetched."""
-    langs = (data.source_lang, data.target_lang)
+    """The text that a corpus of the configuration names, in its own languages.
+
+    A public test set may be fetched.
+    """
+    langs = data.langs_of(corpus)
     if corpus.pairs is None:
         assert corpus.source is not None and corpus.target is not None  # held by its own checks
-        return ParallelText((corpus.source, corpus.target), langs, None, corpus.weight)
-    return pairs_file(corpus.pairs, langs, corpus.fields, corpus.weight)
+        text = ParallelText((corpus.source, corpus.target), langs)
+    else:
+        text = pairs_file(corpus.pairs, langs, corpus.fields)
+    return replace(text, weight=corpus.weight, tag=data.tag_of(corpus))
 
 
-def pairs_file(
-    name: str, langs: tuple[str, str], fields: Fields | None = None, weight: float = 1.0
-) -> ParallelText:
+def pairs_file(name: str, langs: tuple[str, str], fields: Fields | None = None) -> ParallelText:
     """The text that a value of `pairs` names; of a test set with several references the first."""
     kind = pairs_kind(name)
     if kind is None:
         raise ConfigError(f"{name} is none of {PAIRS_FORMS}.")
     if kind == "sacrebleu":
         source, references = public_test_set(name.removeprefix(TEST_SET), langs)
-        return ParallelText((source, references[0]), langs, None, weight)
-    return ParallelText((name,), langs, fields, weight)
+        return ParallelText((source, references[0]), langs)
+    return ParallelText((name,), langs, fields)
 
 
 def _single_line(text: str) -> str:

@@ -253,7 +253,8 @@ def translate_run(
     except (CheckpointError, DataError) as error:  # damaged, or removed by the training meanwhile
         run.notes.append(f"Nothing was translated: {error}")
         return None
-    options = translator.completed(TranslateOptions(**run.config.decode.model_dump()))
+    wanted = TranslateOptions(**run.config.decode.model_dump(), tag=data.tag_of(corpus))
+    options = translator.completed(wanted)
     found = list(progress(translator.translate_lines(sources, options)))
     texts = [translation.text for translation in found]
     return Translated(
@@ -263,8 +264,8 @@ def translate_run(
         sources,
         references,
         found,
-        _scored(run, texts, references, data.target_lang),
-        _heats(translator, found, options.max_source_length),
+        _scored(run, texts, references, data.langs_of(corpus)[1]),
+        _heats(translator, found, options),
         sentence_scores(texts, references),
         f"beam {options.beam}, length penalty {options.length_penalty:g}",
     )
@@ -312,10 +313,12 @@ def compare_runs(one: Translated, other: Translated, lang: str) -> list[Comparis
     )
 
 
-def _heats(translator: Translator, found: Sequence[Translation], longest: int | None) -> list[Heat]:
+def _heats(
+    translator: Translator, found: Sequence[Translation], options: TranslateOptions
+) -> list[Heat]:
     """Cross-attention of a few pairs, evenly spread over those that fit on a page."""
     pairs = [
-        (translation, encode_translation(translator, translation, longest))
+        (translation, encode_translation(translator, translation, options))
         for translation in found
         if not translation.blank and translation.pieces == 1 and translation.text.strip()
     ]

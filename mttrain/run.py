@@ -42,11 +42,12 @@ from mttrain.errors import CheckpointError, TrainingError
 from mttrain.loop import Trainer
 from mttrain.machine import prepare_cpu
 from mttrain.model import Transformer
+from mttrain.origin import origin_model, origin_record
 from mttrain.progress import Progress, TrainResult
-from mttrain.rundir import LOWER_IS_BETTER
-from mttrain.runlog import RunLog
+from mttrain.rundir import LOG, LOWER_IS_BETTER
+from mttrain.runlog import RunLog, read_log
 from mttrain.runsetup import tokenizers_of_run, write_config
-from mttrain.validation import Validator
+from mttrain.validation import Validator, text_meta
 
 STATES_KEPT = 2  # newest checkpoints that keep their training state: the second is a reserve
 
@@ -60,6 +61,7 @@ class Run:
         self.config, self.world, self.log, self.changes = config, world, log, changes
         self.run_dir = Path(config.run_dir)
         self.scores: dict[str, float] = {}
+        self.origin: dict[str, Any] | None = None  # of the first weights
         self.start_from: Path | None = None
         self.metric = config.train.best_metric
         self.cpu = prepare_cpu(config.threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -130,7 +132,9 @@ class Run:
         self.world.barrier()
         if not self.world.is_main:
             self.dataset, self.valid_set = self._encode()
-        self.validator = Validator(self.config, self.tokenizers, self.valid_text, self.world)
+        self.validator = Validator(
+            self.config, self.tokenizers, data.valid, self.valid_text, self.world
+        )
 
     def _report_corpus(self) -> None:
         """Look at the corpora before anything else, and say what is in them."""
@@ -179,11 +183,13 @@ class Run:
                 config=self.config.model_dump(mode="json"),
             )
             self._say_sizes()
+            self._begin_with_origin()
             return
         bundle = load_model(folder, self.world.device)
         self._check_same_text(bundle.meta, folder)
         check_tokenizers(bundle.meta, self.tokenizers, folder)
         copy_weights(self.model, dict(bundle.model.named_parameters()))
+        self.origin = bundle.meta.get("init_from")
         self.trainer.restore(load_train_state(folder))
         progress = self.trainer.progress
         self.world.barrier()  # every rank has read before the first one removes
@@ -195,6 +201,21 @@ class Run:
         for change in self.changes:
             self._say(f"changed: {change}")
         self._say(f"resuming after update {progress.update} (epoch {progress.epoch + 1})")
+
+    def _begin_with_origin(self) -> None:
+        """Take the weights of another run, if the configuration says so, and score them."""
+        if self.config.train.init_from is None:
+            return
+        bundle = origin_model(self.config, self.tokenizers)
+        copy_weights(self.model, dict(bundle.model.named_parameters()))
+        self.origin = origin_record(bundle)
+        self.log.event("init", step=0, origin=self.origin)
+        self._say(f"beginning with the weights of {bundle.path}")
+        data = self.config.data
+        for name in ("source_lang", "target_lang"):
+            if bundle.meta.get(name) != getattr(data, name):
+                self._warn(f"data.{name} is {getattr(data, name)}, but {bundle.meta[name]} there.")
+        self._validate(self.trainer.progress)
 
     def _check_same_text(self, meta: dict[str, Any], folder: Path) -> None:
         """Refuse to go on over other text: the plan of the batches, or the scores, would change."""
@@ -290,12 +311,11 @@ class Run:
     def _meta(self, scores: dict[str, float]) -> dict[str, Any]:
         data = self.config.data
         return {
-            "source_lang": data.source_lang,
-            "target_lang": data.target_lang,
-            "max_length": data.max_length,
+            **text_meta(data),
             "text_hashes": self._text_hashes(),
             "decode": self.config.decode.model_dump(mode="json"),
             "scores": scores,
+            **({} if self.origin is None else {"init_from": self.origin}),
         }
 
     def _keep(self, index: Index) -> None:
@@ -318,6 +338,7 @@ class Run:
         """Choose the result, score the test set once, write the closing record."""
         progress = self.trainer.progress
         self._say(f"training ended by {reason} after update {progress.update}")
+        self._compare_with_origin(progress)
         ending = Ending(
             self.config,
             self.world,
@@ -345,12 +366,26 @@ class Run:
         self._say(f"the best checkpoint is {best} in {self.run_dir / 'checkpoints'}")
         return TrainResult(reason, self.run_dir, best, scores)
 
+    def _compare_with_origin(self, progress: Progress) -> None:
+        """Warn when training has made nothing better than what it began with."""
+        records = read_log(self.run_dir / LOG) if self.world.is_main and self.origin else []
+        first = next((r for r in records if r["kind"] == "valid" and r["step"] == 0), None)
+        if first is None or progress.best is None:
+            return
+        if not progress.best > self._sign * first[self.metric]:
+            self._warn(
+                f"no validation has a better {self.metric} than the weights that training began "
+                f"with ({first[self.metric]:.4g}): {self.config.train.init_from}"
+            )
+
     def _say_sizes(self) -> None:
         self._say(
             f"{self.model.parameter_count():,} parameters; vocabulary "
             f"{' + '.join(str(t.size) for t in dict.fromkeys(self.tokenizers))}; "
             f"{len(self.dataset):,} training pairs; {self.world.device}"
         )
+        if mixture := self.dataset.store.mixture():
+            self._say(mixture)
         self._say(self.cpu)
 
     # ---- talking -----------------------------------------------------------------------------

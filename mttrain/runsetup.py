@@ -29,6 +29,7 @@ from mttrain.corpus import atomic_write_text
 from mttrain.dataconfig import pairs_kind
 from mttrain.distributed import World
 from mttrain.errors import ConfigError, DataError
+from mttrain.origin import origin_tokenizers, with_origin
 from mttrain.pairs import parallel_text
 from mttrain.rundir import (
     EXPORTS,
@@ -98,6 +99,13 @@ def check_run_dir(config: RunConfig) -> list[str]:
 def _is_beginning(name: str) -> bool:
     """Whether this may lie in the directory of a run that was killed before its config.yaml."""
     return name == LOCK or LEFTOVER.fullmatch(name) is not None
+
+
+def complete_config(config: RunConfig, *, fresh: bool) -> RunConfig:
+    """The configuration with what `train.init_from` decides; see `with_origin`."""
+    path = Path(config.run_dir) / CONFIG
+    begun = load_config(path) if is_run(Path(config.run_dir)) and not fresh else None
+    return with_origin(config, begun)
 
 
 def check_text_files(config: RunConfig) -> None:
@@ -263,14 +271,17 @@ def _may_change(key: str) -> bool:
 
 
 def tokenizers_of_run(config: RunConfig, world: World, log: RunLog) -> Tokenizers:
-    """Source and target tokenizer: the run's own, those of the configuration, or learned now.
+    """Source and target tokenizer: the run's own, those of the configuration or of the checkpoint
+    that training begins with, or learned now.
 
     Rank 0 makes the files; the others read them. Raises TokenizerError and DataError.
     """
     run_dir = Path(config.run_dir)
     names = (SHARED, SHARED) if config.tokenizer.shared else (SOURCE, TARGET)
     if world.is_main and not all((run_dir / name).exists() for name in names):
-        for name, tokenizer in _new_tokenizers(config, log).items():
+        made = _new_tokenizers(config, log)
+        _require_tags(config, made[names[0]])
+        for name, tokenizer in made.items():
             tokenizer.save(run_dir / name)
     world.barrier()
     source = Tokenizer.load(run_dir / names[0])
@@ -279,6 +290,9 @@ def tokenizers_of_run(config: RunConfig, world: World, log: RunLog) -> Tokenizer
 
 def _new_tokenizers(config: RunConfig, log: RunLog) -> dict[str, Tokenizer]:
     settings = config.tokenizer
+    if config.train.init_from is not None:
+        source, target = origin_tokenizers(config)
+        return {SHARED: source} if settings.shared else {SOURCE: source, TARGET: target}
     if settings.shared:
         return {SHARED: _tokenizer(config, settings.path, ("source", "target"), log)}
     return {
@@ -295,12 +309,32 @@ def _tokenizer(
     settings = config.tokenizer
     log.say(f"learning a vocabulary of {settings.vocab_size} from the training text")
     tokenizer = train_tokenizer(
-        training_lines(config, sides), vocab_size=settings.vocab_size, level=settings.level
+        training_lines(config, sides),
+        vocab_size=settings.vocab_size,
+        level=settings.level,
+        tags=list(config.data.train_tags()) if "source" in sides else (),
     )
     if tokenizer.size < settings.vocab_size:
         log.say(f"the text gives no more than {tokenizer.size} entries")
     log.event("tokenizer", sides=list(sides), size=tokenizer.size, hash=tokenizer.hash)
     return tokenizer
+
+
+def _require_tags(config: RunConfig, source: Tokenizer) -> None:
+    """ConfigError for tags of the corpora that a given source vocabulary lacks."""
+    missing = [tag for tag in config.data.train_tags() if tag not in source.tags]
+    if not missing:
+        return
+    named, origin = config.tokenizer, config.train.init_from
+    where = f"train.init_from {origin}" if origin else f"{named.path or named.source_path}"
+    remedy = "a vocabulary cannot grow, so remove these tags, or train from the beginning"
+    if not origin:
+        options = " ".join(f"--tag {tag}" for tag in missing)
+        remedy = f"make one with `mttrain tokenize {options} ...`, or let the run learn its own"
+    raise ConfigError(
+        f"{where}: its source vocabulary lacks the tags of data.train: {', '.join(missing)}; "
+        f"{remedy}."
+    )
 
 
 def training_lines(config: RunConfig, sides: tuple[str, ...]) -> Iterator[str]:

@@ -65,6 +65,7 @@ class TranslateOptions(SearchOptions):
     max_source_length: int | None = None
     # Translate lines that are longer than that, or than the training length, in parts.
     split_long: bool = False
+    tag: str | None = None  # the tag, by its name, that is put before each source
 
     def _rules(self) -> list[tuple[bool, str]]:
         both = self.batch_tokens is not None and self.batch_size is not None

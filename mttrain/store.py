@@ -41,8 +41,9 @@ from mttrain.rundir import remove_leftover
 from mttrain.tokenizer import EOS_ID, Tokenizer
 
 Split = Literal["train", "valid", "test"]
-Refuse = Callable[[Pair, int, int], str | None]
-"""Why a pair with these subword counts (EOS included) is skipped, or None when it is kept."""
+Refuse = Callable[[Pair, int, int, str | None], str | None]
+"""Why a pair with these subword counts (EOS included) and this tag, which is not counted, is
+skipped, or None when it is kept."""
 
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
@@ -79,15 +80,35 @@ class EncodedCorpus:
         return {reason: seen["count"] for reason, seen in self.index["skipped"].items()}
 
     def report(self) -> dict[str, Any]:
-        """For the log: pairs read, kept and skipped, with the first lines of each reason."""
+        """For the log: pairs read, kept and skipped, with the first lines of each reason; and how
+        many times an epoch holds each corpus, where that is not once."""
+        corpora = self.index["corpora"]
+        if self.mixed:
+            pairs = zip(corpora, self.weights, strict=True)
+            corpora = [{**corpus, "times": times} for corpus, times in pairs]
         return {
             "split": self.index["split"],
-            "lines": sum(corpus["lines"] for corpus in self.index["corpora"]),
+            "lines": sum(corpus["lines"] for corpus in corpora),
             "pairs": len(self),
             "skipped": self.index["skipped"],
-            "corpora": self.index["corpora"],
+            "corpora": corpora,
             "reused": self.reused,
         }
+
+    @property
+    def mixed(self) -> bool:
+        """Whether an epoch is anything but each pair once."""
+        return any(weight != 1.0 for weight in self.weights)
+
+    def mixture(self) -> str:
+        """How often an epoch holds each corpus, for the console; empty where that is once."""
+        if not self.mixed:
+            return ""
+        parts = [
+            f"{corpus['files'][0]} {times:.4g} times ({round(corpus['pairs'] * times):,} pairs)"
+            for corpus, times in zip(self.index["corpora"], self.weights, strict=True)
+        ]
+        return f"an epoch holds {', '.join(parts)}"
 
     def text(self) -> str:
         """The same in one line for the console."""
@@ -198,7 +219,8 @@ class _Tally:
     skipped: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def begin(self, text: ParallelText) -> None:
-        self.corpora.append({"files": list(text.files), "lines": 0, "pairs": 0})
+        tag = {} if text.tag is None else {"tag": text.tag}
+        self.corpora.append({"files": list(text.files), **tag, "lines": 0, "pairs": 0})
 
     def skip(self, reason: str, line: int) -> None:
         seen = self.skipped.setdefault(reason, {"count": 0, "first": []})
@@ -230,10 +252,12 @@ def _encode(
                     _encoded(tokenizer, [getattr(pair, name) for pair in block], words)
                     for tokenizer, name in zip(tokenizers, ("source", "target"), strict=True)
                 ]
-                kept = _kept(block, encoded[0][0], encoded[1][0], refuse, tally)
+                kept = _kept(block, encoded[0][0], encoded[1][0], refuse, tally, text.tag)
                 if kept:
                     numbers = np.array([block[i].line for i in kept], dtype=np.int64)
                     parts["lines"].write(numbers.tobytes())
+                    if text.tag is not None:
+                        encoded[0] = _tagged(tokenizers[0].tags[text.tag], *encoded[0])
                     for side, (ids, places) in zip(sides, encoded, strict=True):
                         side.append([ids[i] for i in kept], [places[i] for i in kept])
                 done += len(block)
@@ -258,17 +282,26 @@ def _encoded(
     return tokenizer.encode_batch(texts), [[] for _ in texts]
 
 
+def _tagged(
+    tag: int, rows: Sequence[list[int]], places: Sequence[list[int]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The same with the tag before each text, as a word of its own, which is number -1."""
+    words = [[-1, *place] if place else place for place in places]
+    return [[tag, *row] for row in rows], words
+
+
 def _kept(
     block: Sequence[Pair],
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
     refuse: Refuse,
     tally: _Tally,
+    tag: str | None,
 ) -> list[int]:
-    """Places in the block of the pairs that are not refused; the ids are without EOS."""
+    """Places in the block of the pairs that are not refused; the ids are without tag and EOS."""
     kept = []
     for place, (pair, source, target) in enumerate(zip(block, sources, targets, strict=True)):
-        reason = refuse(pair, len(source) + 1, len(target) + 1)
+        reason = refuse(pair, len(source) + 1, len(target) + 1, tag)
         if reason is None:
             kept.append(place)
         else:

@@ -13,7 +13,8 @@ a character: one token for each character seen twice, bytes for the rest.
 
 The file is the `tokenizers` library's JSON. The special tokens are ordinary entries with ids 0 to 3
 which no merge leads to, rather than "added tokens": so no text, not even a literal "</s>", yields a
-control id, whichever program reads the file. On two cores, learning from 4 MB takes about a second
+control id, whichever program reads the file. The same goes for tags (module `tags`): a tag is an
+entry of their form that no merge leads to. On two cores, learning from 4 MB takes about a second
 (Chinese takes 2 to 3 s per MB, since few of its runs repeat); encoding runs at about 4 MB/s.
 """
 
@@ -32,6 +33,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from mttrain.corpus import atomic_write_text, in_blocks, load_json
 from mttrain.errors import ConfigError, DataError, TokenizerError
+from mttrain.tags import name_in_token, tag_token
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
@@ -106,7 +108,8 @@ _ALPHABET = _byte_alphabet()
 class Tokenizer:
     """A vocabulary with its merges. Make one with `Tokenizer.load` or `train_tokenizer`.
 
-    Immutable; ids are list indices: the four special tokens, 256 bytes, then the merges.
+    Immutable; ids are list indices: the four special tokens, tags, 256 bytes, then the merges.
+    `tags` has the id of each tag by its name.
     """
 
     def __init__(
@@ -118,8 +121,10 @@ class Tokenizer:
         self._content = _content(tokens, merges, pre_tokenizer)
         self._inner = tokenizers.Tokenizer.from_str(json.dumps(self._content))
         self._inner.encode_special_tokens = True  # not stored by the library; a second lock
+        self.tags = _tags(tokens, merges)
         self._bytes = [_token_bytes(token) for token in tokens]
-        self._bytes[: len(SPECIAL)] = [b""] * len(SPECIAL)
+        for index in (*range(len(SPECIAL)), *self.tags.values()):
+            self._bytes[index] = b""
         self.newline_ids = frozenset(
             index for index, data in enumerate(self._bytes) if b"\n" in data or b"\r" in data
         )
@@ -161,7 +166,7 @@ class Tokenizer:
         return hashlib.sha256(text.encode("ascii")).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without BOS and EOS; never a special id."""
+        """The ids of a text, without BOS and EOS; never a special id or a tag."""
         ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -181,13 +186,19 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings], words
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids: special ones dropped, bytes that are not UTF-8 as U+FFFD."""
+        """The text of the ids: special ones, tags dropped; bytes that are not UTF-8 as U+FFFD."""
         return b"".join([self._bytes[index] for index in ids]).decode("utf-8", errors="replace")
 
     def byte_rows(self) -> list[list[int]]:
-        """For each id the ids of its single bytes: what it is before any merge."""
+        """For each id the ids of its single bytes: what it is before any merge.
+
+        A tag is whole: no merge makes it, so that BPE-dropout cannot cut it.
+        """
         own = {data[0]: index for index, data in enumerate(self._bytes) if len(data) == 1}
-        return [[own[byte] for byte in data] for data in self._bytes]
+        rows = [[own[byte] for byte in data] for data in self._bytes]
+        for index in self.tags.values():
+            rows[index] = [index]
+        return rows
 
     def merge_ids(self) -> list[tuple[int, int, int]]:
         """(left, right, merged) of all merges by id, the one learned first in front."""
@@ -203,15 +214,26 @@ class Tokenizer:
         """A token for the eye: "▁" is a space, <0xE4> a byte that is no printable character."""
         if index < len(SPECIAL):
             return SPECIAL[index]
-        return _visible(self._bytes[index])
+        return self._tag_tokens.get(index) or _visible(self._bytes[index])
 
     def piece_id(self, piece: str) -> int | None:
         """The id that `token` writes as `piece`: pieces can be turned back into text."""
         return self._by_piece.get(piece)
 
     @cached_property
+    def _tag_tokens(self) -> dict[int, str]:
+        return {index: tag_token(name) for name, index in self.tags.items()}
+
+    @cached_property
     def _by_piece(self) -> dict[str, int]:
         return {self.token(index): index for index in reversed(range(self.size))}
+
+
+def _tags(tokens: Sequence[str], merges: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Name -> id of the entries that look like a tag and that no merge leads to."""
+    merged = {"".join(pair) for pair in merges}
+    names = [(name_in_token(token), token, index) for index, token in enumerate(tokens)]
+    return {name: index for name, token, index in names if name and token not in merged}
 
 
 def _token_bytes(token: str) -> bytes:
@@ -318,6 +340,8 @@ def _checked_merges(merges: object, tokens: set[str]) -> list[list[str]]:
     for number, pair in enumerate(pairs, 1):
         if not isinstance(pair, list) or len(pair) != 2 or not {*pair, "".join(pair)} <= tokens:
             raise TokenizerError(f"merge {number} does not fit its vocabulary.")
+        if "".join(pair) in SPECIAL:
+            raise TokenizerError(f"merge {number} lets text become {''.join(pair)}.")
     return pairs
 
 
@@ -345,17 +369,24 @@ def train_tokenizer(
     *,
     vocab_size: int,
     level: Literal["subword", "character"] = "subword",
+    tags: Sequence[str] = (),
 ) -> Tokenizer:
     """Learn at most `vocab_size` tokens (fewer when the text gives no more) from lines of text.
 
+    tags: names of tags, each an entry more besides what is learned, and counted in `vocab_size`.
     The same lines give the same tokenizer, whatever the hash seed and the number of threads: pairs
     of equal frequency are merged in the order of their ids. A line end that is still on a line is
-    dropped. Raises ConfigError below 260 (4 special tokens and 256 bytes), DataError without text.
+    dropped. Raises ConfigError below 260 (4 special tokens and 256 bytes) and one for each tag,
+    DataError without text.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
+    names = list(dict.fromkeys(tags))
+    if vocab_size < MIN_VOCAB_SIZE + len(names):
+        ours = "4 special tokens"
+        if names:
+            ours += f", {len(names)} tags" if len(names) > 1 else ", a tag"
         raise ConfigError(
-            f"tokenizer.vocab_size is {vocab_size}, but 4 special tokens and 256 bytes are in "
-            f"every vocabulary; give at least {MIN_VOCAB_SIZE}."
+            f"tokenizer.vocab_size is {vocab_size}, but {ours} and 256 bytes are in every "
+            f"vocabulary; give at least {MIN_VOCAB_SIZE + len(names)}."
         )
     source = (line.removesuffix("\n").removesuffix("\r") for line in lines)
     text = filter(None, source)
@@ -367,7 +398,7 @@ def train_tokenizer(
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=_MIN_FREQUENCY,
-        special_tokens=list(SPECIAL),
+        special_tokens=[*SPECIAL, *map(tag_token, names)],
         initial_alphabet=sorted(_ALPHABET),
         show_progress=False,
     )

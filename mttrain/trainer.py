@@ -25,6 +25,7 @@ from mttrain.runlog import RunLog, read_log
 from mttrain.runsetup import (
     check_run_dir,
     check_text_files,
+    complete_config,
     is_run,
     make_run_dir,
 )
@@ -37,8 +38,10 @@ def train(config: RunConfig, *, fresh: bool = False, dry_run: bool = False) -> T
     says what training would do, and leaves no file. Raises ConfigError, DataError, CheckpointError
     and TrainingError.
     """
+    config = complete_config(config, fresh=fresh)
     check_text_files(config)
-    require_tokenizer(bleu_tokenizer(config.data.target_lang))  # before hours of training
+    for corpus in filter(None, (config.data.valid, config.data.test)):  # before hours of training
+        require_tokenizer(bleu_tokenizer(config.data.langs_of(corpus)[1]))
     if config.train.tensorboard:
         require_tensorboard()
     if dry_run:

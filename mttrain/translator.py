@@ -3,7 +3,8 @@
 Lines are read in windows, encoded, sorted by length so that batches hold little padding, searched,
 and put back in order. Blank lines never reach the model. A line with more subwords than the limit
 is cut (EOS kept) and marked; `split_long` translates long lines sentence by sentence instead. A
-batch that does not fit into memory is halved until it does.
+batch that does not fit into memory is halved until it does. A tag stands before each source, and
+before each part of one that is split.
 What turns ids into hypotheses is an engine (module `engine`): our own search over one model or an
 ensemble, or another program.
 
@@ -34,6 +35,7 @@ from mttrain.errors import CheckpointError, ConfigError, DataError
 from mttrain.inference import ModelStepper
 from mttrain.languages import sentence_space
 from mttrain.machine import prepare_cpu
+from mttrain.members import check_ensemble, tag_ids
 from mttrain.model import Transformer
 from mttrain.search import Hypothesis, Stepper
 from mttrain.segments import (
@@ -48,6 +50,7 @@ from mttrain.segments import (
     sentence_pairs,
     split_sentences,
 )
+from mttrain.tags import needed_tag, tag_lang
 from mttrain.tokenizer import BOS_ID, EOS_ID, PAD_ID
 from mttrain.translations import (
     Summary,
@@ -112,7 +115,7 @@ class Translator:
         """
         self.bundles = [bundles] if isinstance(bundles, ModelBundle) else list(bundles)
         assert self.bundles, "a translator needs a model"
-        _check_ensemble(self.bundles)
+        check_ensemble(self.bundles)
         models = self.models
         if device is None:
             chosen = next(models[0].parameters()).device
@@ -201,9 +204,12 @@ class Translator:
     def completed(self, options: TranslateOptions) -> TranslateOptions:
         """The options with this model's symbols and source limit, as they are used.
 
-        Ids that hold a line end are forbidden. ConfigError for what the engine cannot do.
+        Ids that hold a line end and tags are forbidden. ConfigError for what the engine cannot do,
+        and for a tag that the model was not trained with.
         """
-        forbidden = {*options.forbidden, PAD_ID, BOS_ID, *self.target_tokenizer.newline_ids}
+        tag_ids(self.members, options.tag)
+        own = self.target_tokenizer
+        forbidden = {*options.forbidden, PAD_ID, BOS_ID, *own.newline_ids, *own.tags.values()}
         completed = replace(
             options,
             forbidden=tuple(sorted(forbidden)),
@@ -222,6 +228,19 @@ class Translator:
         if most is not None and limit > most:
             raise ConfigError(f"max_source_length is {limit}, but the model has {most} positions.")
         return limit
+
+    @property
+    def needed_tag(self) -> str | None:
+        """A tag for text of which nothing is known, where there must be one: the first it knows."""
+        return needed_tag(self.members[0].meta, self.members[0].path)
+
+    def encode_sources(self, texts: Sequence[str], tag: str | None = None) -> list[list[int]]:
+        """The ids of source texts, with the tag before each, without EOS.
+
+        ConfigError for a tag that the model was not trained with, or none where it needs one.
+        """
+        first = tag_ids(self.members, tag)
+        return [[*first, *ids] for ids in self.source_tokenizer.encode_batch(list(texts))]
 
     # ---- one window ---------------------------------------------------------------------------
 
@@ -256,9 +275,10 @@ class Translator:
         places = [place for place, line in enumerate(window) if line.text.strip()]
         encoded = self.source_tokenizer.encode_batch([window[place].text for place in places])
         assert options.max_source_length is not None, "the options are not completed"
+        first = tag_ids(self.members, options.tag)
         longest = math.inf
         if options.split_long:
-            longest = min(self._training_length(), options.max_source_length) - 1
+            longest = min(self._training_length(), options.max_source_length) - len(first) - 1
         units = []
         for place, ids in zip(places, encoded, strict=True):
             line = window[place]
@@ -267,7 +287,7 @@ class Translator:
                 parts = split_sentences(line.text, self.source_tokenizer, int(longest))
             prefix = self.target_tokenizer.encode(line.prefix.rstrip()) if line.prefix else []
             for number, part in enumerate(parts):
-                kept, shorter = cut_ids(part, options.max_source_length)
+                kept, shorter = cut_ids([*first, *part], options.max_source_length)
                 key = line.number + (number << 40)  # parts of a line draw their own numbers
                 begin = prefix if number == 0 else []
                 units.append(_Unit(place, line.number, Row(key, kept, begin), shorter))
@@ -314,7 +334,7 @@ class Translator:
         self, parts: Sequence[Hypothesis], options: TranslateOptions
     ) -> TranslatedHypothesis:
         """The outputs of the parts of a line as one; the score is the sum, each EOS counted."""
-        space = sentence_space(str(self.members[0].meta.get("target_lang", "")))
+        space = sentence_space(tag_lang(options.tag, self.members[0].meta))
         score = sum(part.score for part in parts)
         length = sum(len(part.tokens) + part.finished for part in parts)
         return TranslatedHypothesis(
@@ -334,10 +354,12 @@ class Translator:
         batch_tokens: int = DEFAULT_BATCH_TOKENS,
         max_source_length: int | None = None,
         each: bool = False,
+        tag: str | None = None,
     ) -> list[ForcedScore]:
         """Log-probability of each target given its source, EOS included, in their order.
 
-        each: that of every token, too. batch_tokens bounds rows x longest of each side. A source
+        each: that of every token, too. tag: what is put before each source, as in translation, and
+        is not scored. batch_tokens bounds rows x longest of each side. A source
         longer than `max_source_length` (None: as in translation), and a target longer than learned
         positions, is cut and marked.
         """
@@ -346,7 +368,7 @@ class Translator:
             sources.append(source)
             targets.append(target)
         limit = self._source_limit(max_source_length)
-        left = [cut_ids(ids, limit) for ids in self.source_tokenizer.encode_batch(sources)]
+        left = [cut_ids(ids, limit) for ids in self.encode_sources(sources, tag)]
         right = [
             cut_ids(ids, self.max_positions) for ids in self.target_tokenizer.encode_batch(targets)
         ]
@@ -400,24 +422,6 @@ def saved_decoding(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
         return DecodeConfig.model_validate({} if values is None else values).model_dump()
     except ValidationError:
         raise CheckpointError(f"{path}: the decode section of meta.json is damaged.") from None
-
-
-def _check_ensemble(bundles: Sequence[ModelBundle]) -> None:
-    first = bundles[0]
-    for other in bundles[1:]:
-        for side in ("source", "target"):
-            mine, its = (getattr(b, f"{side}_tokenizer").hash for b in (first, other))
-            if mine != its:
-                raise CheckpointError(
-                    f"{other.path} and {first.path} have different {side} tokenizers; an ensemble "
-                    "needs models that were trained with the same one."
-                )
-            mine, its = (b.meta.get(f"{side}_lang") for b in (first, other))
-            if mine and its and mine != its:
-                raise CheckpointError(
-                    f"{other.path} and {first.path} have different {side} languages ({its} and "
-                    f"{mine}); an ensemble needs models of one translation direction."
-                )
 
 
 def _too_large(unit: _Unit) -> DataError:

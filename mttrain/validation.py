@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from mttrain.batching import TokenBatchSampler, plan_epoch
 from mttrain.checkpoint import ModelBundle, Tokenizers
-from mttrain.config import RunConfig
+from mttrain.config import CorpusConfig, DataConfig, RunConfig
 from mttrain.dataset import TranslationDataset, batch_loader
 from mttrain.distributed import World, autocast, compute_type
 from mttrain.loss import smoothed_loss
@@ -94,6 +95,17 @@ class Evaluation:
         return ", ".join([*figures, f"perplexity {self.likelihood.perplexity:.2f}"])
 
 
+def text_meta(data: DataConfig) -> dict[str, Any]:
+    """What meta.json says of the text that a model is trained on, for those who translate."""
+    return {
+        "source_lang": data.source_lang,
+        "target_lang": data.target_lang,
+        "max_length": data.max_length,
+        "tags": data.train_tags(),
+        "untagged": data.untagged(),
+    }
+
+
 class Validator:
     """Translates and scores one raw text with whatever model it is handed."""
 
@@ -101,10 +113,13 @@ class Validator:
         self,
         config: RunConfig,
         tokenizers: Tokenizers,
+        corpus: CorpusConfig,
         text: tuple[list[str], list[str]],
         world: World,
     ) -> None:
+        """corpus: whose raw text `text` is; it decides on the languages and the tag."""
         self.config, self.tokenizers, self.world = config, tokenizers, world
+        self.langs, self.tag = config.data.langs_of(corpus), config.data.tag_of(corpus)
         self.sources, self.references = text
 
     def evaluate(
@@ -144,6 +159,7 @@ class Validator:
             beam=beam,
             length_penalty=decode.length_penalty,
             max_length=decode.max_length,
+            tag=self.tag,
         )
         size = self.world.size
         mine = self.sources[self.world.rank :: size]
@@ -159,19 +175,12 @@ class Validator:
         return [parts[i % size][i // size] for i in range(len(self.sources))]
 
     def _bundle(self, model: Transformer) -> ModelBundle:
-        data = self.config.data
-        meta = {
-            "source_lang": data.source_lang,
-            "target_lang": data.target_lang,
-            "max_length": data.max_length,
-        }
+        meta = text_meta(self.config.data)
         return ModelBundle(model, *self.tokenizers, meta, Path(self.config.run_dir))
 
     def score(self, texts: Sequence[str], metrics: Sequence[str] = ("bleu", "chrf")) -> list[Score]:
         """Against the raw references, with the BLEU tokenizer of the target language."""
-        return score_corpus(
-            texts, [self.references], lang=self.config.data.target_lang, metrics=tuple(metrics)
-        )
+        return score_corpus(texts, [self.references], lang=self.langs[1], metrics=tuple(metrics))
 
     def samples(self, texts: Sequence[str], count: int) -> list[dict[str, str]]:
         """`count` lines with their output, evenly spread, the same ones at each validation."""

@@ -26,7 +26,7 @@ PAGE = PROJECT / "docs" / "configuration.md"
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # Names of files and keys, and settings such as "shared: false", that a description mentions.
 NAMES = re.compile(
-    r"(?<![\w`.])(log\.jsonl|tokenizer\.json|\.tsv|\.jsonl|\.tmx|\.gz|sacrebleu:\w+|"
+    r"(?<![\w`.])(<\w+>|log\.jsonl|tokenizer\.json|\.tsv|\.jsonl|\.tmx|\.gz|sacrebleu:\w+|"
     r"(?:\w+\.)?[a-z]+_[a-z_]+|(?:shared|positions): \w+)(?![\w`])"
 )
 HEAD = "| key | default | values | meaning |\n|---|---|---|---|\n"
@@ -36,6 +36,7 @@ FORMS = {
     "data.valid": "a corpus",
     "data.test": "a corpus or `null`",
     "fields": "two names, two numbers ≥ 1, or `null`",
+    "tag": "a name, `true` or `null`",
     "optim.betas": "two numbers ≥ 0, < 1",
     "train.device": "`auto`, `cpu`, `cuda`, `cuda:N` or `mps`",
     "train.max_time": "a time such as `90m`, whole seconds, or `null`",
@@ -48,7 +49,9 @@ MORE = {
     "data.max_length": "Longer pairs are skipped and counted, never cut.",
     "data.max_ratio": "Pairs above it are skipped and counted.",
     "data.workers": "The batches are the same whatever the number.",
+    "data.temperature": "The higher, the more even; see [mixing](corpora.md#mixing).",
     "weight": "It may be a fraction.",
+    "tag": "See [tags](corpora.md#tags).",
     "tokenizer.vocab_size": "The text may give fewer; the model takes the real size. With "
     "`shared: false` it is the size of each side.",
     "tokenizer.level": "`subword`: byte-level BPE. `character`: one token for each Unicode "

@@ -142,7 +142,7 @@ def test_translation_that_was_cut_has_no_eos(random_run: Path) -> None:
     translator = Translator.load(random_run)
     options = translator.completed(TranslateOptions(beam=1, max_length=3))
     (found,) = translator.translate_lines(["the small house."], options)
-    pair = encode_translation(translator, found, options.max_source_length)
+    pair = encode_translation(translator, found, options)
     ended = found.hypotheses[0].finished
     assert (pair.target[-1] == EOS_ID) == ended
     assert pair.read[0] == BOS_ID

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttrain.batching import EpochPlan, TokenBatchSampler, plan_epoch
+from mttrain.batching import EpochPlan, TokenBatchSampler, mixing_weights, plan_epoch
 
 
 def lengths(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -239,3 +239,38 @@ def test_plan_makes_no_object_for_a_pair() -> None:
     arrays = (plan.order, plan.starts, plan.source_tokens, plan.target_tokens)
     assert all(array.dtype == np.int64 for array in arrays)
     assert len(plan.order) == 200_000 and plan.starts[-1] == 200_000
+
+
+# ---- mixing -----------------------------------------------------------------------------------
+
+
+def test_proportions_of_a_mixture() -> None:
+    """n^(1/T), not n^T nor n/T; and the limits: T = 1 keeps the weights, a high T evens out."""
+    sizes, weights = [1000, 10, 100], [1.0, 2.0, 1.0]
+    for temperature in (1.0, 1.43, 5.0, 100.0):
+        times = mixing_weights(sizes, weights, temperature)
+        counts = [size * one for size, one in zip(sizes, times, strict=True)]
+        powers = [w * n ** (1 / temperature) for n, w in zip(sizes, weights, strict=True)]
+        assert [c / counts[0] for c in counts] == pytest.approx([p / powers[0] for p in powers])
+        assert sum(counts) == pytest.approx(1000 + 20 + 100)
+    assert mixing_weights(sizes, weights, 1.0) == pytest.approx(weights)
+    assert mixing_weights([10, 0], [1.0, 1.0], 5.0)[0] == pytest.approx(1.0)
+
+
+def test_a_mixture_over_many_epochs() -> None:
+    """Fractions drawn with another probability shift the mixture in every epoch: the counts must be
+    those of the proportion, within five standard deviations of the draws."""
+    sizes = [300, 20]
+    times = mixing_weights(sizes, [1.0, 1.0], 2.0)
+    source = np.full(320, 5)
+    weights = np.repeat(times, sizes)
+    epochs = 400
+    counts = np.zeros(2)
+    for epoch in range(epochs):
+        order = plan_epoch(7, epoch, source, source, batch_size=50, weights=weights).order
+        counts += (order < 300).sum(), (order >= 300).sum()
+    share = 300**0.5 / (300**0.5 + 20**0.5)
+    expected = np.array([320 * share, 320 * (1 - share)])
+    fractions = np.array(times) % 1
+    deviation = np.sqrt(np.array(sizes) * fractions * (1 - fractions) / epochs)
+    assert (abs(counts / epochs - expected) < 5 * deviation).all()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from mttrain.checkpoint import load_model
@@ -146,3 +148,27 @@ def test_two_tokenizers(run: Path) -> None:
     card = card_of(run, separate=True)
     assert 'subfolder="target"' in card and "target_tokenizer.batch_decode" in card
     assert "target" not in card_of(run).split("## Use")[1].split("## ")[0]
+
+
+def test_how_to_put_a_tag_before_a_source(run: Path) -> None:
+    """Whoever loads the export elsewhere gets one language for all, or nonsense, without it; the
+    lines must be code that puts it there, first in each row."""
+    assert "A tag" not in card_of(run)
+    bundle = load_model(run)
+    meta = {**bundle.meta, "tags": {"2de": "de", "bt": None}, "untagged": False}
+    card = model_card(replace(bundle, meta=meta), "m", "M", separate=False, longest=9)
+    assert "A tag must stand" in card and "`<2de>`, `<bt>`" in card
+    (lines,) = re.findall(r"```python\n(import torch.*?)```", card, re.DOTALL)
+
+    class Tokens:
+        def convert_tokens_to_ids(self, token: str) -> int:
+            return {"<2de>": 4}[token]
+
+    ids, mask = torch.tensor([[7, 8, 3], [9, 3, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    batch = {"input_ids": ids, "attention_mask": mask}
+    exec(lines, {"tokenizer": Tokens(), "batch": batch})
+    assert batch["input_ids"].tolist() == [[4, 7, 8, 3], [4, 9, 3, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+    either = {**meta, "untagged": True}
+    card = model_card(replace(bundle, meta=either), "m", "M", separate=False, longest=9)
+    assert "A tag can stand" in card

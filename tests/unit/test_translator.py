@@ -555,3 +555,110 @@ def test_a_saved_model_translates_alike(tokenizer: Tokenizer, tmp_path: Path) ->
 def test_illegal_options(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         TranslateOptions(**options)
+
+
+# ---- tags -------------------------------------------------------------------------------------
+
+
+TAGGED = {"tags": {"2de": "de", "2zh": "zh"}, "untagged": False, "target_lang": "de"}
+
+
+@pytest.fixture(scope="module")
+def tagged() -> Translator:
+    vocabulary = train_tokenizer(sentences(200, 20), vocab_size=300, tags=["2de", "2zh", "2fr"])
+    model = transformer(vocabulary.size, eos=LONG_EOS)
+    return Translator(bundle(model, vocabulary, **{**TAGGED, "max_length": 8}))
+
+
+def test_the_tag_stands_before_every_source(tagged: Translator) -> None:
+    """What the search is given must be what training was given: the tag, the subwords, EOS; then
+    the outputs, their scores and forced scores are those of these ids."""
+    lines = [*sentences(20, 6, seed=4), "", "<2de> a house"]
+    ids = {line: tagged.source_tokenizer.encode(line) for line in lines}
+    options = tagged.completed(TranslateOptions(beam=2, tag="2zh", max_length=12))
+    assert {4, 5, 6} <= set(options.forbidden)
+    model = tagged.models[0]
+    for line, found in zip(lines, tagged.translate_lines(lines, options), strict=True):
+        if not line:
+            assert found.blank
+            continue
+        source = [tagged.source_tokenizer.tags["2zh"], *ids[line], EOS_ID]
+        with torch.inference_mode():
+            best = search(ModelStepper(model), torch.tensor([source]), options)[0][0]
+        assert found.hypotheses[0].tokens == best.tokens
+        assert found.hypotheses[0].score == pytest.approx(best.score, abs=1e-4)
+        (forced,) = tagged.score([(line, found.text)], tag="2zh")
+        target = [*tagged.target_tokenizer.encode(found.text), EOS_ID]
+        assert forced.sum == pytest.approx(tagged.score_ids([(source, target)])[0], abs=1e-4)
+
+
+def test_the_tag_counts_where_sources_are_cut(tagged: Translator) -> None:
+    """A tag that is cut away, or pushes EOS out; parts of a long line without their tag, or one
+    longer than any training source."""
+    seen: list[list[int]] = []
+    plain = tagged.engine.searcher
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(engine, name)
+
+        def searcher(self) -> Any:
+            find = plain()
+
+            def watch(rows: Any, options: Any) -> Any:
+                seen.extend(row.ids for row in rows)
+                return find(rows, options)
+
+            return watch
+
+    engine = tagged.engine
+    watched: Any = Watched()
+    other = Translator.with_engine(watched, tagged.members[0])
+    line = "the house is small. a dog runs to green. bye."
+    for options in ({"max_source_length": 5}, {"split_long": True}):
+        seen.clear()
+        (found,) = run(other, [line], tag="2zh", beam=1, max_length=5, **options)
+        assert all(row[0] == 5 and row[-1] == EOS_ID and 5 not in row[1:] for row in seen)
+        if "split_long" in options:
+            assert len(seen) == found.pieces > 1
+            texts = [other.source_tokenizer.decode(row) for row in seen]
+            assert sorted(" ".join(texts).split()) == sorted(line.split())
+        else:
+            assert [len(row) for row in seen] == [5] and found.source_cut
+
+
+def test_parts_are_joined_as_the_language_of_the_tag_wants(tagged: Translator) -> None:
+    """Chinese has no space between sentences, German has; the model's main language is one."""
+    sides = ["the house is small.", "a dog runs to green."]
+    for tag, space in (("2de", " "), ("2zh", "")):
+        options = {"beam": 1, "max_length": 4, "tag": tag}
+        parts = [found.text.strip() for found in run(tagged, sides, **options)]
+        (whole,) = run(tagged, [" ".join(sides)], split_long=True, **options)
+        assert whole.pieces == 2 and all(parts) and whole.text == space.join(parts)
+
+
+def test_tags_that_a_model_does_not_know(tokenizer: Tokenizer, tagged: Translator) -> None:
+    """Refused before anything is translated, in every way to ask, and by each member."""
+    plain = translator(tokenizer)
+    ways: list[Any] = [
+        lambda model, tag: model.completed(TranslateOptions(tag=tag)),
+        lambda model, tag: model.translate(["a"], TranslateOptions(tag=tag)),
+        lambda model, tag: model.score([("a", "b")], tag=tag),
+        lambda model, tag: model.encode_sources(["a"], tag),
+    ]
+    for way in ways:
+        with pytest.raises(ConfigError, match="without tags"):
+            way(plain, "2de")
+        with pytest.raises(ConfigError, match="one of 2de, 2zh"):
+            way(tagged, None)
+        with pytest.raises(ConfigError, match="2fr is unknown"):  # in the vocabulary, untrained
+            way(tagged, "2fr")
+    first = tagged.bundles[0]
+    less = replace(first, meta={**first.meta, "tags": {"2de": "de"}}, path=Path("less"))
+    both = Translator([first, less])
+    assert both.translate(["a"], TranslateOptions(beam=1, max_length=3, tag="2de"))
+    with pytest.raises(ConfigError, match="2zh is unknown to less"):
+        both.translate(["a"], TranslateOptions(tag="2zh"))
+    broken = replace(first, meta={**TAGGED, "tags": {"2xx": "xx"}})
+    with pytest.raises(CheckpointError, match="source tokenizer has no tag 2xx"):
+        Translator([broken]).encode_sources(["a"], "2xx")
