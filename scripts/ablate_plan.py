@@ -41,7 +41,7 @@ CLAIMS = {
     "norm": "norms before the blocks need no warm-up, after them they do (Xiong et al. 2020)",
     "positions": "learned positions are as good as sinusoids (Vaswani et al. 2017, table 3 E)",
     "bpe-dropout": "several segmentations of a word regularise (Provilkov et al. 2020)",
-    "rdrop": "two passes that must agree regularise (Wu et al. 2021)",
+    "rdrop": "two passes that must agree regularise (Liang et al. 2021)",
     "word-dropout": "dropping whole words regularises (Gal & Ghahramani 2016)",
     "dropout": "little text needs more dropout than 0.1 (Sennrich & Zhang 2019)",
     "weight-decay": "decoupled weight decay regularises (Loshchilov & Hutter 2019)",
