@@ -74,10 +74,10 @@ def test_gradients_of_the_short_path_are_those_of_finite_differences() -> None:
     joined = torch.randn(2, 3, 12, dtype=torch.float64, requires_grad=True)
     drop = (0.4, 11)
     assert torch.autograd.gradcheck(
-        lambda q, kv: _ShortAttention.apply(q, kv, None, 2, drop), (query, pair)
+        lambda q, kv: _ShortAttention.apply(q, kv, None, (2, 0.5), drop), (query, pair)
     )
     assert torch.autograd.gradcheck(
-        lambda qkv: _ShortAttention.apply(qkv, None, None, 2, None), joined
+        lambda qkv: _ShortAttention.apply(qkv, None, None, (2, 0.5), None), joined
     )
 
 
