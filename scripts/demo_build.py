@@ -51,6 +51,16 @@ ABSOLUTE = {
     "empty",
     "cold",
     "new",
+    # of the software domain
+    "damaged",
+    "encrypted",
+    "hidden",
+    "unknown",
+    "public",
+    "free",
+    "available",
+    "current",
+    "wrong",
 }
 BECAUSE, THAT, IF, ALTHOUGH, WHETHER, WHILE = (
     Phrase("because", "weil"),

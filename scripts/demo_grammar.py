@@ -72,7 +72,7 @@ MODALS = {
     "would like": "would_like - möchte möchtest möchte möchten -",
 }
 VOWELS = "aeiou"
-DOUBLED = {"run", "swim", "get", "shop", "put", "forget", "sit", "travel"}
+DOUBLED = {"run", "swim", "get", "shop", "put", "forget", "sit", "travel", "log"}
 
 
 @dataclass(frozen=True)

@@ -309,10 +309,10 @@ def _spaced(word: str) -> str:
     return word.replace("_", " ")
 
 
-def read_nouns() -> dict[str, Noun]:
-    """Parse the noun table; the key is the English singular."""
+def read_nouns(table: str = NOUNS) -> dict[str, Noun]:
+    """Parse a noun table; the key is the English singular."""
     nouns: dict[str, Noun] = {}
-    for line in NOUNS.strip().splitlines():
+    for line in table.strip().splitlines():
         english, german, gender, *tags = line.split()
         en, en_pl = map(_spaced, english.split("/"))
         de, de_pl = german.split("/")
@@ -323,10 +323,10 @@ def read_nouns() -> dict[str, Noun]:
     return nouns
 
 
-def read_adjectives() -> dict[str, Adjective]:
-    """Parse the adjective table; the key is the English word."""
+def read_adjectives(table: str = ADJECTIVES) -> dict[str, Adjective]:
+    """Parse an adjective table; the key is the English word."""
     adjectives: dict[str, Adjective] = {}
-    for line in ADJECTIVES.replace("\n    ", " ").strip().splitlines():
+    for line in table.replace("\n    ", " ").strip().splitlines():
         en, de, stem, en_more, de_more, *tags = line.split()
         adjectives[en] = Adjective(en, de, stem, en_more, de_more, frozenset(tags))
     return adjectives

@@ -171,6 +171,7 @@ class Sampler:
         self.verbs = read_verbs()
         self.places = read_places()
         self.times = read_times()
+        self.manners = MANNERS
         self.favoured: tuple[Verb | Noun, ...] = ()
         self._verbs_with: dict[str, list[Verb]] = {}
         self._nouns_with: dict[frozenset[str], list[Noun]] = {}
@@ -426,7 +427,7 @@ class Sampler:
 
     def adorned(self, c: Clause, time: bool = True) -> Clause:
         """The clause with a time, a frequency, a manner or a place that goes with it."""
-        manners = MANNERS.get(c.verb.en, ())
+        manners = self.manners.get(c.verb.en, ())
         if c.place is NOTHING and not c.neg and self.chance(0.4):
             c = replace(c, place=self.place(c.verb))
         elif manners and self.chance(0.5):

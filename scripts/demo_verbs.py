@@ -332,9 +332,9 @@ def _read_verb(line: str) -> Verb:
     )
 
 
-def read_verbs() -> dict[str, Verb]:
-    """Parse the verb table; the key is the English base with its particle."""
-    verbs = (_read_verb(line) for line in VERBS.replace("\n    ", " ").strip().splitlines())
+def read_verbs(table: str = VERBS) -> dict[str, Verb]:
+    """Parse a verb table; the key is the English base with its particle."""
+    verbs = (_read_verb(line) for line in table.replace("\n    ", " ").strip().splitlines())
     return {f"{verb.en} {verb.particle}".strip(): verb for verb in verbs}
 
 

@@ -2,18 +2,23 @@
 
     python scripts/make_demo_corpus.py            # writes data/demo
     python scripts/make_demo_corpus.py --check    # exits 1 if data/demo is not what this writes
+    python scripts/make_demo_corpus.py --domain software --output data/software    # another domain
 
 Sentences are drawn pattern by pattern until there are enough different ones; some seconds in all.
 The last 100 of the 500 test sentences join a verb and a noun of compositional.tsv; a train or valid
-sentence never has both, in any form and anywhere in it.
+sentence never has both, in any form and anywhere in it. A domain (`demo_software`) has other words
+on another subject, for adapting a model that was trained on the demo corpus; it has no
+compositional part.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import demo_software
 from demo_build import Draft
 from demo_complex import COMPLEX
 from demo_grammar import ing, third_singular
@@ -26,8 +31,13 @@ from demo_verbs import Verb
 PATTERNS = STATEMENTS + QUESTIONS + COMPLEX
 TRAIN, VALID, TEST, COMPOSITIONAL = 20000, 500, 500, 100
 SPARE = 1.1  # how much more is drawn than is used
+DOMAINS = {"software": (demo_software.SoftwareSampler, demo_software.PATTERNS)}
+DOMAIN_PARTS = {"train": 2000, "valid": 200, "test": 300}
+DOMAIN_SPARE = 1.3  # rare words of few sentences: more are drawn in vain
 PER_PAIR = 4  # sentences of the compositional part for each held-out pair
 DEFAULT_SEED = 1
+
+Weighted = tuple[int, Callable[..., Draft]]
 
 # Verbs and nouns that go well together but meet in the compositional part of test only.
 HELD_OUT = (
@@ -82,12 +92,14 @@ class HeldOut:
 class Corpus:
     """Collects different pairs and refuses an English sentence with two Germans."""
 
-    def __init__(self, seed: int) -> None:
-        self.sampler = Sampler(seed)
-        self.held_out = HeldOut(self.sampler)
+    def __init__(
+        self, sampler: Sampler, patterns: Sequence[Weighted], held_out: HeldOut | None = None
+    ) -> None:
+        self.sampler = sampler
+        self.held_out = held_out
         self.german: dict[str, str] = {}
         self.plain: list[Draft] = []
-        self.patterns = [pattern for weight, pattern in PATTERNS for _ in range(weight)]
+        self.patterns = [pattern for weight, pattern in patterns for _ in range(weight)]
 
     def draw(self) -> None:
         """Draw one sentence and keep it if it is new."""
@@ -99,7 +111,7 @@ class Corpus:
             assert self.german[draft.en] == draft.de, (draft.en, draft.de, self.german[draft.en])
             return
         self.german[draft.en] = draft.de
-        if not self.held_out.touches(draft.en):
+        if self.held_out is None or not self.held_out.touches(draft.en):
             self.plain.append(draft)
 
     def joining(self, pair: tuple[str, str], train: list[Draft]) -> list[Draft]:
@@ -128,7 +140,8 @@ def known_words(drafts: list[Draft]) -> set[str]:
 
 def build(seed: int) -> dict[str, list[Draft]]:
     """Draw the whole corpus: train, valid and test, the compositional part last in test."""
-    corpus = Corpus(seed)
+    sampler = Sampler(seed)
+    corpus = Corpus(sampler, PATTERNS, HeldOut(sampler))
     for phrase in FIXED:
         corpus.keep(Draft(phrase.en, phrase.de))
     while len(corpus.plain) < (TRAIN + VALID + TEST) * SPARE:
@@ -149,6 +162,25 @@ def build(seed: int) -> dict[str, list[Draft]]:
     return parts
 
 
+def build_domain(domain: str, seed: int) -> dict[str, list[Draft]]:
+    """Draw the corpus of a domain: train, valid and test."""
+    sampler_type, patterns = DOMAINS[domain]
+    corpus = Corpus(sampler_type(seed), patterns)
+    while len(corpus.plain) < sum(DOMAIN_PARTS.values()) * DOMAIN_SPARE:
+        corpus.draw()
+    corpus.sampler.rng.shuffle(corpus.plain)
+    size = DOMAIN_PARTS["train"]
+    train, fresh = corpus.plain[:size], unseen(corpus.plain[:size], corpus.plain[size:])
+    held = DOMAIN_PARTS["valid"]
+    parts = {
+        "train": train,
+        "valid": fresh[:held],
+        "test": fresh[held : held + DOMAIN_PARTS["test"]],
+    }
+    assert {name: len(part) for name, part in parts.items()} == DOMAIN_PARTS
+    return parts
+
+
 def unseen(train: list[Draft], drafts: list[Draft]) -> list[Draft]:
     """The drafts that are new in both languages and use only words of train."""
     words, germans = known_words(train), {draft.de for draft in train}
@@ -156,16 +188,21 @@ def unseen(train: list[Draft], drafts: list[Draft]) -> list[Draft]:
     return list({draft.de: draft for draft in fresh}.values())
 
 
-def files(seed: int) -> dict[str, str]:
-    """The names and the text of all files."""
-    parts = build(seed)
-    texts = {"compositional.tsv": HeldOut(Sampler(seed)).table()}
+def lines(parts: dict[str, list[Draft]]) -> dict[str, str]:
+    """The names and the text of the files of these parts."""
+    texts = {}
     for part, drafts in parts.items():
         texts[f"{part}.en"] = "".join(draft.en + "\n" for draft in drafts)
         texts[f"{part}.de"] = "".join(draft.de + "\n" for draft in drafts)
+    return texts
+
+
+def files(seed: int) -> dict[str, str]:
+    """The names and the text of all files of the demo corpus."""
+    texts = {"compositional.tsv": HeldOut(Sampler(seed)).table(), **lines(build(seed))}
     for side in ("en", "de"):
-        lines = texts[f"test.{side}"].splitlines(keepends=True)
-        texts[f"test.compositional.{side}"] = "".join(lines[-COMPOSITIONAL:])
+        test = texts[f"test.{side}"].splitlines(keepends=True)
+        texts[f"test.compositional.{side}"] = "".join(test[-COMPOSITIONAL:])
     return texts
 
 
@@ -184,17 +221,20 @@ def check(output: Path, texts: dict[str, str]) -> int:
 def main() -> int:
     """Parse the arguments and write or check the files."""
     parser = argparse.ArgumentParser(description="Write the English-German demo corpus.")
-    default = Path(__file__).resolve().parent.parent / "data" / "demo"
-    parser.add_argument("--output", type=Path, default=default, help="folder of the files")
+    data = Path(__file__).resolve().parent.parent / "data"
+    parser.add_argument("--output", type=Path, help="folder of the files (data/demo)")
+    parser.add_argument("--domain", choices=DOMAINS, help="another domain (data/NAME)")
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of the draw")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     arguments = parser.parse_args()
-    texts = files(arguments.seed)
+    domain = arguments.domain
+    output = arguments.output or data / (domain or "demo")
+    texts = lines(build_domain(domain, arguments.seed)) if domain else files(arguments.seed)
     if arguments.check:
-        return check(arguments.output, texts)
-    arguments.output.mkdir(parents=True, exist_ok=True)
+        return check(output, texts)
+    output.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (arguments.output / name).write_bytes(text.encode())
+        (output / name).write_bytes(text.encode())
     return 0
 
 

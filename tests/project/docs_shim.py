@@ -45,6 +45,8 @@ SHORT = {
 LATER = "9"  # max_steps where the command itself names a limit: more than the file's, so it goes on
 # A vocabulary that exists already cannot be given a size.
 EXISTING = re.compile(r"^[^#\n]*\b(source_|target_)?path:", re.MULTILINE)
+# Nor can a model that training begins with be given other settings.
+BEGUN = re.compile(r"^[^#\n]*\binit_from:", re.MULTILINE)
 
 
 def short_settings(config: str, given: Sequence[str]) -> list[str]:
@@ -54,9 +56,12 @@ def short_settings(config: str, given: Sequence[str]) -> list[str]:
             text = file.read()
     except OSError:
         return []  # the command itself will say that there is no such file
-    short = dict(SHORT)
-    if EXISTING.search("\n".join([text, *(x.replace("=", ": ") for x in given)])):
+    short, said = dict(SHORT), "\n".join([text, *(x.replace("=", ": ") for x in given)])
+    begun = BEGUN.search(said) is not None
+    if begun or EXISTING.search(said):
         del short["tokenizer.vocab_size"]
+    if begun:
+        short = {key: value for key, value in short.items() if not key.startswith("model.")}
     if any(x.startswith("train.max_steps=") for x in given):
         short["train.max_steps"] = LATER
     return [f"{key}={value}" for key, value in short.items()]
