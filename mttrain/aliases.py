@@ -45,7 +45,7 @@ OTHER_NAMES = {
         "model.dropout": "transformer_dropout",
         "model.attention_dropout": "transformer_dropout_attention",
         "model.word_dropout": "token_dropout dropout_src dropout_trg embedding_dropout",
-        "model.scale_embedding": "no_scale_embedding scale_embeddings",
+        "model.scale_embedding": "scale_embeddings",
         "model.activation_dropout": "relu_dropout transformer_dropout_ffn",
         "model.activation": (
             "activation_fn pos_ffn_activation_fn transformer_ffn_activation activation_function"
@@ -95,7 +95,7 @@ OTHER_NAMES = {
         "train.best_metric": (
             "best_checkpoint_metric early_stopping_metric valid_metrics metric_for_best_model"
         ),
-        "train.ema": "ema_decay average_decay exponential_smoothing",
+        "train.ema": "ema_decay",
         "train.init_from": (
             "finetune_from_model pretrained_model restore_file train_from load_model params"
         ),

@@ -15,7 +15,13 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from mttrain.checkpoint import average_checkpoints, load_model, read_meta, save_checkpoint
+from mttrain.checkpoint import (
+    average_checkpoints,
+    load_model,
+    model_settings,
+    read_meta,
+    save_checkpoint,
+)
 from mttrain.config import OF_TRAINING
 from mttrain.corpus import sync_directory
 from mttrain.errors import CheckpointError, ConfigError
@@ -129,9 +135,10 @@ def _check_alike(folders: Sequence[Path], metas: Sequence[Mapping[str, Any]]) ->
             raise CheckpointError(f"{folder} is named twice; each checkpoint counts once.")
         seen[real] = folder
     first = metas[0]
+    wanted = _settings(folders[0], first)
     for folder, meta in zip(folders[1:], metas[1:], strict=True):
-        for name in sorted(first["model"].keys() | meta["model"].keys()):
-            mine, its = first["model"].get(name), meta["model"].get(name)
+        for name, its in _settings(folder, meta).items():
+            mine = wanted[name]
             if mine != its and name not in OF_TRAINING:
                 raise CheckpointError(
                     f"{folder} and {folders[0]} have other models: {name} is {its} and {mine}."
@@ -139,6 +146,12 @@ def _check_alike(folders: Sequence[Path], metas: Sequence[Mapping[str, Any]]) ->
         for name in ("source_lang", "target_lang"):
             if meta.get(name) != first.get(name):
                 raise CheckpointError(f"{folder} and {folders[0]} have other languages: {name}.")
+
+
+def _settings(folder: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the model, those included that are younger than the checkpoint."""
+    vocab = {name: meta["model"].get(name) for name in ("source_vocab", "target_vocab")}
+    return model_settings(folder, meta).model_dump() | vocab
 
 
 def _warnings(folders: Sequence[Path], metas: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -56,6 +56,10 @@ def config(
     else:
         refuse_overwriting(output, {"configuration": config})
         loaded = load_config(config, settings or ())
+        if loaded.train.init_from is not None:
+            from mttrain.origin import with_origin
+
+            loaded = with_origin(loaded, None)
         plain = loaded.model_dump(mode="json")
         text = json.dumps(plain, ensure_ascii=False) if as_json else dump_config(loaded)
     write_lines(output, text.removesuffix("\n").split("\n"))

@@ -243,7 +243,7 @@ class TrainConfig(Section):
     patience: Positive | None = Field(
         None, description="stop after this many validations without a better best; null = never"
     )
-    keep_last: Positive = Field(10, description="newest checkpoints kept, besides the best")
+    keep_last: Positive = Field(10, description="newest checkpoints kept, besides the best ones")
     average: NotNegative = Field(10, description="checkpoints averaged at the end; 0 = no average")
     average_of: Literal["last", "best", "both"] = Field(
         "last", description="which checkpoints are averaged: the last, the best, or each of the two"
@@ -345,13 +345,13 @@ class RunConfig(Section):
                     (f"tokenizer.{name}", "train.init_from"),
                     "has no effect with train.init_from, whose vocabulary is kept; remove it",
                 )
-        if optim.rdrop and not (
-            model.dropout or model.attention_dropout or model.activation_dropout
-        ):
+        if optim.rdrop and not any(getattr(model, name) for name in OF_TRAINING):
             yield Problem(
                 ("optim.rdrop", "model.dropout"), "has no effect without dropout in the model"
             )
-        if model.tie == "all" and not self.tokenizer.shared:
+        # What the file does not say of a model that exists is known only when that is read.
+        known = train.init_from is None or "tie" in model.model_fields_set
+        if model.tie == "all" and not self.tokenizer.shared and known:
             yield Problem(
                 ("model.tie", "tokenizer.shared"),
                 "all needs one vocabulary; use tie: target, or tokenizer.shared: true",

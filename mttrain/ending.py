@@ -70,8 +70,12 @@ def averaged_best(index: Index, train: TrainConfig) -> list[str]:
     """Names of the best checkpoints that the end of the run averages, best first."""
     if train.average_of == "last":
         return []
-    singles = [name for name in index.ranked() if name not in MADE]
-    return singles[: train.average]
+    return _singles(index)[: train.average]
+
+
+def _singles(index: Index) -> list[str]:
+    """Names of the checkpoints that training itself made, best first."""
+    return [name for name in index.ranked() if name not in MADE]
 
 
 def candidates(
@@ -90,7 +94,7 @@ def candidates(
         paths = [folder / member for member in members]
         return Candidate(name, tuple(members), lambda: average_checkpoints(paths))
 
-    singles = [name for name in index.ranked() if name not in MADE]
+    singles = _singles(index)
     first = singles[0] if singles else index.last
     assert first is not None  # training ends with a validation, and so with a checkpoint
     found = [single(first)]
@@ -136,6 +140,8 @@ class Ending:
             best = choices[chosen]
             self._record(choices, found, best.name)
             self._keep(best, found[chosen].values)
+        else:
+            self._forget_others(best.name)
         return best.name
 
     def _score(self, choice: Candidate) -> Evaluation:
@@ -163,24 +169,26 @@ class Ending:
         )
 
     def _keep(self, best: Candidate, scores: dict[str, float]) -> None:
-        """Save what is no checkpoint yet; remove what an earlier end of this run had made."""
-        folder = self.run_dir / "checkpoints"
-        if best.name in MADE:
-            weights = best.weights()
+        """Save what is no checkpoint yet, and name it in the index."""
         if self.world.is_main:
             if best.name in MADE:
                 save_checkpoint(
                     self.run_dir, self.step, self.model, self.meta(scores), self.tokenizers, None,
-                    name=best.name, weights=weights,
+                    name=best.name, weights=best.weights(),
                 )  # fmt: skip
             index = read_index(self.run_dir)
             kept = {name: values for name, values in index.scores.items() if name not in MADE}
             if best.name in MADE:
                 kept[best.name] = scores
             write_index(self.run_dir, replace(index, scores=kept, best=best.name))
-            for name in MADE:
-                if name != best.name and (folder / name).exists():
-                    remove_whole(folder / name)
+        self._forget_others(best.name)
+
+    def _forget_others(self, best: str) -> None:
+        """Remove what an earlier end of this run had made."""
+        folder = self.run_dir / "checkpoints"
+        for name in MADE if self.world.is_main else ():
+            if name != best and (folder / name).exists():
+                remove_whole(folder / name)
         self.world.barrier()
 
     def test(self, best: str, text: tuple[list[str], list[str]]) -> list[Score]:

@@ -156,7 +156,8 @@ class Stack(nn.Module):
             table = sinusoidal_positions(0, 256, config.d_model).to(self.embed_tokens.weight.device)
             self.register_buffer("position_table", table, persistent=False)
         self.dropout = KeyedDropout(config.dropout, keys)
-        self.word_dropout = KeyedDropout(config.word_dropout, keys)
+        # A number among the call sites only where it is used: so that other masks stay as they are.
+        self.word_dropout = KeyedDropout(config.word_dropout, keys) if config.word_dropout else None
         self.layers = nn.ModuleList(layers)
         if config.norm == "pre":
             self.layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
@@ -184,7 +185,9 @@ class Stack(nn.Module):
         Word dropout takes whole vectors away, their positions stay (Sennrich et al. 2016, Edinburgh
         Neural Machine Translation Systems for WMT 16, section 2.4).
         """
-        embedded = self.word_dropout.rows(self.embed_tokens(tokens) * self.scale)
+        embedded = self.embed_tokens(tokens) * self.scale
+        if self.word_dropout is not None:
+            embedded = self.word_dropout.rows(embedded)
         return with_room(self.dropout(embedded + self.positions(start, tokens.shape[1])))
 
     def normalised(self, x: Tensor) -> Tensor:

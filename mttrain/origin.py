@@ -37,6 +37,12 @@ def with_origin(config: RunConfig, begun: RunConfig | None) -> RunConfig:
     """
     if config.train.init_from is None:
         return config
+    run_dir = Path(config.run_dir).resolve()
+    if Path(config.train.init_from).resolve().is_relative_to(run_dir):
+        raise ConfigError(
+            f"{KEY} {config.train.init_from} lies in run_dir {config.run_dir} itself; name another "
+            "run_dir: the first model stays as it is."
+        )
     if begun is not None:
         model, shared = begun.model, begun.tokenizer.shared
     else:
@@ -70,10 +76,16 @@ def _with_sections(config: RunConfig, model: ModelConfig, shared: bool) -> RunCo
 def origin_folder(config: RunConfig) -> Path:
     """The directory of the checkpoint that training begins with."""
     assert config.train.init_from is not None
+    path = Path(config.train.init_from)
     try:
-        return resolve_model(config.train.init_from)
+        folder = resolve_model(path)
     except CheckpointError as error:
         raise CheckpointError(f"{KEY}: {error}") from None
+    if not (folder / WEIGHTS).exists():
+        raise CheckpointError(
+            f"{KEY}: {folder} holds no {WEIGHTS}; of an export, name the run that it was made of."
+        )
+    return folder
 
 
 def origin_tokenizers(config: RunConfig) -> Tokenizers:
@@ -85,9 +97,15 @@ def origin_tokenizers(config: RunConfig) -> Tokenizers:
 
 
 def origin_model(config: RunConfig, tokenizers: Tokenizers) -> ModelBundle:
-    """The model itself; CheckpointError when its vocabulary is another than that of the run."""
+    """The model itself; CheckpointError when it is not the one that the run was made for."""
     bundle = load_model(origin_folder(config))
     check_tokenizers(bundle.meta, tokenizers, bundle.path)
+    its, mine = bundle.model.config, config.model
+    kept = {name: getattr(mine, name) for name in OF_TRAINING}
+    if its.model_copy(update=kept) != mine:
+        raise CheckpointError(
+            f"{KEY}: {bundle.path} is another model than when this run was begun; use --fresh."
+        )
     return bundle
 
 

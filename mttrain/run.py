@@ -37,7 +37,7 @@ from mttrain.checkpoint import (
 from mttrain.config import RunConfig
 from mttrain.dataset import TranslationDataset, encode_corpus, epoch_plan, load_raw
 from mttrain.distributed import World
-from mttrain.ending import Ending, averaged_best, validated
+from mttrain.ending import MADE, Ending, averaged_best, validated
 from mttrain.errors import CheckpointError, TrainingError
 from mttrain.loop import Trainer
 from mttrain.machine import prepare_cpu
@@ -73,6 +73,7 @@ class Run:
         self.tokenizers: Tokenizers = tokenizers_of_run(self.config, self.world, self.log)
         self._load_text()
         self.model = self._new_model()
+        self._take_origin()  # before the trainer, whose running mean begins with the weights
         trainer = Trainer(
             self.config,
             self.model,
@@ -183,7 +184,11 @@ class Run:
                 config=self.config.model_dump(mode="json"),
             )
             self._say_sizes()
-            self._begin_with_origin()
+            if self.origin is not None:
+                self.log.event("init", step=0, origin=self.origin)
+                self._say(f"beginning with the weights of {self.origin['path']}")
+                self._validate(self.trainer.progress)
+                self.scores = {}  # no checkpoint of this run has them
             return
         bundle = load_model(folder, self.world.device)
         self._check_same_text(bundle.meta, folder)
@@ -192,6 +197,8 @@ class Run:
         self.origin = bundle.meta.get("init_from")
         self.trainer.restore(load_train_state(folder))
         progress = self.trainer.progress
+        if progress.validated == progress.update:  # a stop before the next update saves it again
+            self.scores = dict(bundle.meta.get("scores", {}))
         self.world.barrier()  # every rank has read before the first one removes
         if self.world.is_main:
             self._forget_later(progress.update)
@@ -202,20 +209,17 @@ class Run:
             self._say(f"changed: {change}")
         self._say(f"resuming after update {progress.update} (epoch {progress.epoch + 1})")
 
-    def _begin_with_origin(self) -> None:
-        """Take the weights of another run, if the configuration says so, and score them."""
-        if self.config.train.init_from is None:
+    def _take_origin(self) -> None:
+        """Give a new run the weights of another one, if the configuration says so."""
+        if self.config.train.init_from is None or self.start_from is not None:
             return
         bundle = origin_model(self.config, self.tokenizers)
         copy_weights(self.model, dict(bundle.model.named_parameters()))
         self.origin = origin_record(bundle)
-        self.log.event("init", step=0, origin=self.origin)
-        self._say(f"beginning with the weights of {bundle.path}")
-        data = self.config.data
         for name in ("source_lang", "target_lang"):
-            if bundle.meta.get(name) != getattr(data, name):
-                self._warn(f"data.{name} is {getattr(data, name)}, but {bundle.meta[name]} there.")
-        self._validate(self.trainer.progress)
+            mine, its = getattr(self.config.data, name), bundle.meta.get(name)
+            if its is not None and its != mine:
+                self._warn(f"data.{name} is {mine}, but {its} in {bundle.path}.")
 
     def _check_same_text(self, meta: dict[str, Any], folder: Path) -> None:
         """Refuse to go on over other text: the plan of the batches, or the scores, would change."""
@@ -338,7 +342,6 @@ class Run:
         """Choose the result, score the test set once, write the closing record."""
         progress = self.trainer.progress
         self._say(f"training ended by {reason} after update {progress.update}")
-        self._compare_with_origin(progress)
         ending = Ending(
             self.config,
             self.world,
@@ -351,6 +354,7 @@ class Run:
             self._meta,
         )
         best = ending.choose(self.trainer.updater.ema_weights())
+        self._compare_with_origin(progress, best)
         scores = [] if self.test_text is None else ending.test(best, self.test_text)
         self.log.event(
             "end",
@@ -366,8 +370,11 @@ class Run:
         self._say(f"the best checkpoint is {best} in {self.run_dir / 'checkpoints'}")
         return TrainResult(reason, self.run_dir, best, scores)
 
-    def _compare_with_origin(self, progress: Progress) -> None:
-        """Warn when training has made nothing better than what it began with."""
+    def _compare_with_origin(self, progress: Progress, best: str) -> None:
+        """Warn when training has made nothing better than what it began with; a mean of weights
+        was scored by another search."""
+        if best in MADE:
+            return
         records = read_log(self.run_dir / LOG) if self.world.is_main and self.origin else []
         first = next((r for r in records if r["kind"] == "valid" and r["step"] == 0), None)
         if first is None or progress.best is None:

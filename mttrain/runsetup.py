@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import IO
 
 from mttrain.boards import FOLDER, remove_events
-from mttrain.checkpoint import Tokenizers
+from mttrain.checkpoint import Tokenizers, verify
 from mttrain.config import RunConfig, changed_keys, dump_config, load_config
 from mttrain.corpus import atomic_write_text
 from mttrain.dataconfig import pairs_kind
 from mttrain.distributed import World
 from mttrain.errors import ConfigError, DataError
-from mttrain.origin import origin_tokenizers, with_origin
+from mttrain.origin import origin_folder, origin_tokenizers, with_origin
 from mttrain.pairs import parallel_text
 from mttrain.rundir import (
     EXPORTS,
@@ -318,6 +318,25 @@ def _tokenizer(
         log.say(f"the text gives no more than {tokenizer.size} entries")
     log.event("tokenizer", sides=list(sides), size=tokenizer.size, hash=tokenizer.hash)
     return tokenizer
+
+
+def check_beginning(config: RunConfig) -> None:
+    """What a new run begins with, looked at whole before its directory is made or emptied.
+
+    Raises ConfigError and CheckpointError.
+    """
+    run_dir = Path(config.run_dir).resolve()
+    named = config.tokenizer
+    for key in ("path", "source_path", "target_path"):
+        value = getattr(named, key)
+        if value is not None and Path(value).resolve().is_relative_to(run_dir):
+            raise ConfigError(
+                f"tokenizer.{key} {value} lies in run_dir {config.run_dir}, which --fresh empties; "
+                "copy it elsewhere first."
+            )
+    if config.train.init_from is not None:
+        verify(origin_folder(config))
+        _require_tags(config, origin_tokenizers(config)[0])
 
 
 def _require_tags(config: RunConfig, source: Tokenizer) -> None:

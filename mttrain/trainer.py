@@ -6,6 +6,7 @@ it is. The work itself is `run.Run`.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -20,9 +21,10 @@ from mttrain.distributed import World, choose_device, close_world, init_world, o
 from mttrain.metrics import bleu_tokenizer, require_tokenizer
 from mttrain.progress import TrainResult, limit_reached
 from mttrain.run import Run
-from mttrain.rundir import LOG
+from mttrain.rundir import LOG, SHARED, SOURCE, TARGET
 from mttrain.runlog import RunLog, read_log
 from mttrain.runsetup import (
+    check_beginning,
     check_run_dir,
     check_text_files,
     complete_config,
@@ -45,7 +47,7 @@ def train(config: RunConfig, *, fresh: bool = False, dry_run: bool = False) -> T
     if config.train.tensorboard:
         require_tensorboard()
     if dry_run:
-        return _rehearse(config)
+        return _rehearse(config, fresh)
     world = init_world(config.train.device)
     try:
         with one_voice(world):
@@ -61,6 +63,8 @@ def _train(config: RunConfig, world: World, fresh: bool) -> TrainResult:
         finished = None if fresh else _finished(config, changes, quiet=not world.is_main)
         if finished is not None:
             return finished
+    if fresh or not is_run(Path(config.run_dir)):
+        check_beginning(config)
     world.barrier()  # every rank has looked before the first one writes
     with make_run_dir(config, fresh=fresh) if world.is_main else nullcontext():
         world.barrier()
@@ -71,13 +75,21 @@ def _train(config: RunConfig, world: World, fresh: bool) -> TrainResult:
         return Run(config, world, log, changes).run()
 
 
-def _rehearse(config: RunConfig) -> TrainResult:
+def _rehearse(config: RunConfig, fresh: bool) -> TrainResult:
     """The dry run, in a directory of its own that is removed."""
     choose_device(config.train.device)
-    check_run_dir(config)
+    run_dir = Path(config.run_dir)
+    begun = is_run(run_dir) and not fresh
+    if begun or not is_run(run_dir):
+        check_run_dir(config)
+    if not begun:
+        check_beginning(config)
     with tempfile.TemporaryDirectory() as folder:
         data = config.data.model_copy(update={"cache_dir": None})
         config = config.model_copy(update={"run_dir": folder, "data": data})
+        for name in (SHARED, SOURCE, TARGET):
+            if begun and (run_dir / name).exists():
+                shutil.copy(run_dir / name, folder)
         log = Path(folder) / LOG
         result = Run(config, World(0, 1, torch.device("cpu")), RunLog(log)).rehearse()
         return replace(result, records=read_log(log))

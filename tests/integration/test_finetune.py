@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from mttrain.checkpoint import load_model, load_train_state
+from mttrain.checkpoint import load_model, load_train_state, read_index
+from mttrain.cli import main
 from mttrain.config import RunConfig, load_config
 from mttrain.errors import CheckpointError, ConfigError
 from mttrain.trainer import train
@@ -63,7 +65,8 @@ def test_begins_with_the_weights_and_the_vocabulary(first: Path, tmp_path: Path)
     is only slow training."""
     origin = load_model(first)
     still = {"lr": 1e-30, "warmup_steps": 0, "schedule": "constant"}
-    config = settings(tmp_path, first, optim=still, train={"max_steps": 1, "valid_every": 1})
+    limits = {"max_steps": 1, "valid_every": 1, "ema": 0.9}
+    config = settings(tmp_path, first, optim=still, train=limits)
     run = train(config).run_dir
     made = load_model(run)
     mine, its = weights(run), dict(origin.model.named_parameters())
@@ -74,6 +77,8 @@ def test_begins_with_the_weights_and_the_vocabulary(first: Path, tmp_path: Path)
     state = load_train_state(run / "checkpoints" / "step-00000001")
     steps = [v.item() for name, v in state.tensors.items() if name.endswith(":step")]
     assert steps and set(steps) == {1.0}
+    means = {k.removesuffix(":ema"): v for k, v in state.tensors.items() if k.endswith(":ema")}
+    assert means.keys() == its.keys() and all(torch.equal(means[name], its[name]) for name in its)
     before, after = records(run, "valid")
     assert before["step"] == 0 and before["nll"] == pytest.approx(after["nll"], rel=1e-5)
     known = made.meta["init_from"]
@@ -125,6 +130,81 @@ def test_training_that_makes_nothing_better_says_so(
 
 
 def test_the_dry_run_knows_the_origin(first: Path, tmp_path: Path) -> None:
-    """It would train another model otherwise."""
-    result = train(settings(tmp_path, first), dry_run=True)
-    assert result.reason == "dry_run" and not Path(settings(tmp_path, first).run_dir).exists()
+    """It would train another model otherwise; of a run that has begun it needs no origin."""
+    config = settings(tmp_path, first, train={"max_steps": 1})
+    result = train(config, dry_run=True)
+    assert result.reason == "dry_run" and not Path(config.run_dir).exists()
+    origin = tmp_path / "origin"
+    shutil.copytree(first, origin)
+    config = settings(tmp_path, origin, train={"max_steps": 1})
+    train(config)
+    shutil.rmtree(origin)
+    assert train(config, dry_run=True).reason == "dry_run"
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_first_model_is_never_emptied(first: Path, tmp_path: Path, fresh: bool) -> None:
+    """--fresh once removed the very weights that training was to begin with (R13)."""
+    own = tmp_path / "run"
+    shutil.copytree(first, own)
+    before = files(own)
+    for origin in (own, next((own / "checkpoints").glob("step-*"))):
+        with pytest.raises(ConfigError, match="lies in run_dir"):
+            train(settings(tmp_path, origin), fresh=fresh)
+    assert files(own) == before
+
+
+@pytest.mark.parametrize("fault", ["damaged", "export", "tag"])
+def test_a_bad_origin_costs_no_earlier_run(first: Path, tmp_path: Path, fault: str) -> None:
+    """--fresh must look at what it is to begin with before it empties the directory."""
+    train(settings(tmp_path, first, train={"max_steps": 1}))
+    before = files(tmp_path / "run")
+    origin = tmp_path / "origin"
+    shutil.copytree(load_model(first).path, origin)
+    config = settings(tmp_path, origin)
+    if fault == "damaged":
+        (origin / "model.safetensors").write_bytes(b"x" * 100)
+    elif fault == "export":
+        (origin / "model.safetensors").unlink()
+    else:
+        corpus = config.data.train[0].model_copy(update={"tag": "bt"})
+        plain = config.data.train[0]
+        config = config.model_copy(
+            update={"data": config.data.model_copy(update={"train": [plain, corpus]})}
+        )
+    messages = {"damaged": "is damaged", "export": "of an export", "tag": "lacks the tags"}
+    with pytest.raises((CheckpointError, ConfigError), match=messages[fault]):
+        train(config, fresh=True)
+    assert files(tmp_path / "run") == before
+
+
+def test_stopped_before_the_first_update(
+    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The score of the first model once went to the checkpoint of update 0, which was then taken
+    for one of the run's own."""
+    config = settings(tmp_path, first)
+    with monkeypatch.context() as patch:
+        stop_at(patch, "_validate_if_due", 0, before=True)
+        result = train(config)
+    assert result.reason == "SIGTERM"
+    assert not any(read_index(Path(config.run_dir)).scores.values())
+
+
+def test_what_config_prints_is_what_is_trained(
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`mttrain config` showed the default model for a file with init_from."""
+    config = settings(tmp_path, first)
+    file = tmp_path / "finetune.yaml"
+    values = config.model_dump(mode="json")
+    del values["tokenizer"], values["model"]
+    file.write_text(json.dumps(values))
+    assert main(["config", "--config", str(file)]) == 0
+    (tmp_path / "whole.yaml").write_text(capsys.readouterr().out)
+    whole = load_config(tmp_path / "whole.yaml")
+    assert whole.model.d_model == 24 and train(whole, dry_run=True).reason == "dry_run"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from mttrain.checkpoint import read_index
 from mttrain.loop import Trainer
 from mttrain.trainer import train
 from tests.integration.training_help import random_sentences, tiny_config, write_pairs
@@ -98,3 +99,27 @@ def test_more_steps_on_a_finished_run(tmp_path: Path) -> None:
     cut = train(tiny_config(tmp_path / "cut", text, optim=limits)).run_dir
     first, second = state(whole, 12)[0], state(cut, 12)[0]
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_stop_right_after_resuming_keeps_the_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R10: the newest checkpoint was saved again without its scores, and never validated again."""
+    config = tiny_config(tmp_path, data(tmp_path), train={"max_steps": 6, "valid_every": 6})
+    train(config)
+    before = read_index(Path(config.run_dir)).scores
+    more = tiny_config(tmp_path, data(tmp_path), train={"max_steps": 12, "valid_every": 6})
+    with monkeypatch.context() as patch:
+        stop_at(patch, "_validate_if_due", 6, before=True)
+        assert train(more).reason == "SIGTERM"
+    assert before["step-00000006"] and read_index(Path(config.run_dir)).scores == before
+
+
+def test_an_earlier_mean_goes_when_none_is_made(tmp_path: Path) -> None:
+    """A mean of the first end stayed for ever when the next one had a single candidate."""
+    settings = {"max_steps": 6, "valid_every": 2, "average": 0}
+    run = train(tiny_config(tmp_path, data(tmp_path), train=settings)).run_dir
+    left = run / "checkpoints" / "average"
+    left.mkdir()
+    train(tiny_config(tmp_path, data(tmp_path), train={**settings, "max_steps": 8}))
+    assert not left.exists()
