@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from mttrain.tokenizer import Tokenizer
 
 Files = tuple[str, str] | None
-Roles = list[tuple[str, "ParallelText"]]
 Languages = tuple[str | None, str | None]
+Roles = list[tuple[str, "ParallelText", Languages]]
 
 
 def check(
@@ -75,7 +75,7 @@ def check(
         from mttrain.config import load_config
 
         loaded = load_config(config, settings or ())
-    texts, languages = _texts(context, loaded)
+    texts = _texts(context, loaded)
     tokenizers = _tokenizers(model, tokenizer, loaded)
     if tokenizers is None and max_length is not None:
         raise ConfigError("--max-length counts subwords; name their --tokenizer F or --model RUN.")
@@ -87,7 +87,7 @@ def check(
     else:
         longest = max_length or (256 if loaded is None else loaded.data.max_length)
         ratio = max_ratio or (None if loaded is None else loaded.data.max_ratio)
-        reports = _read(texts, languages, tokenizers, longest, ratio)
+        reports = _read(texts, tokenizers, longest, ratio)
         for report in reports:
             report.findings.extend(lesser.get(report.name, ()))
     _print(reports, as_json)
@@ -122,8 +122,8 @@ def _check_options(context: typer.Context) -> None:
     must_exist(*files, None if (pairs or "").startswith("sacrebleu:") else pairs, *held_out)
 
 
-def _texts(context: typer.Context, config: RunConfig | None) -> tuple[Roles, Languages]:
-    """The corpora by role, training first, and their languages."""
+def _texts(context: typer.Context, config: RunConfig | None) -> Roles:
+    """The corpora by role, training first, with their languages."""
     from mttrain.pairs import ParallelText, parallel_text
 
     at = context.params
@@ -131,8 +131,8 @@ def _texts(context: typer.Context, config: RunConfig | None) -> tuple[Roles, Lan
         data = config.data
         roles = [("training", corpus) for corpus in data.train] + [("validation", data.valid)]
         roles += [] if data.test is None else [("test", data.test)]
-        texts = [(role, parallel_text(corpus, data)) for role, corpus in roles]
-        return texts, (data.source_lang, data.target_lang)
+        found = [(role, parallel_text(corpus, data)) for role, corpus in roles]
+        return [(role, text, text.langs) for role, text in found]
     languages: Languages = (None, None) if at["langs"] is None else language_pair(at["langs"])
     none = ("source", "target")
     if at["pairs"] is not None:
@@ -142,7 +142,7 @@ def _texts(context: typer.Context, config: RunConfig | None) -> tuple[Roles, Lan
     for role, files in (("validation", at["valid"]), ("test", at["test"])):
         if files is not None:
             texts.append((role, ParallelText(tuple(files), none)))
-    return texts, languages
+    return [(role, text, languages) for role, text in texts]
 
 
 def _tokenizers(
@@ -183,7 +183,7 @@ def _files(texts: Roles) -> tuple[list[TextReport], dict[str, list[Finding]]]:
     from mttrain.textreport import TextReport, file_findings, unequal
 
     fatal, lesser = [], {}
-    for role, text in texts:
+    for role, text, _ in texts:
         found, counts = [], {}
         for place, file in enumerate(text.files):
             if not os.path.isfile(file):
@@ -203,24 +203,23 @@ def _files(texts: Roles) -> tuple[list[TextReport], dict[str, list[Finding]]]:
 
 def _read(
     texts: Roles,
-    languages: Languages,
     tokenizers: tuple[Tokenizer, Tokenizer] | None,
     max_length: int,
     max_ratio: float | None,
 ) -> list[TextReport]:
     """Read the corpora and count."""
-    from mttrain.textcheck import check_text
+    from mttrain.textcheck import Text, check_text
 
     def pairs(text: ParallelText) -> Iterator[Pair]:
         return shown(text.pairs(), "file")
 
-    training = [(text.name, pairs(text)) for role, text in texts if role == "training"]
-    held_out = [(role, (text.name, pairs(text))) for role, text in texts if role != "training"]
+    found = [(role, Text(text.name, pairs(text), langs)) for role, text, langs in texts]
+    training = [text for role, text in found if role == "training"]
+    held_out = [(role, text) for role, text in found if role != "training"]
     return check_text(
         training,
         held_out,
         tokenizers=tokenizers,
-        langs=languages,
         max_length=max_length,
         max_ratio=max_ratio,
     )

@@ -182,7 +182,9 @@ def _check(context: typer.Context) -> None:
     check_tuning(context)
     resampled = at["confidence"] or at["baseline"] is not None or at["tune_length_penalty"]
     if at["samples"] is not None and not resampled:
-        raise ConfigError("--samples has an effect only with --confidence or --baseline.")
+        raise ConfigError(
+            "--samples has an effect only with --confidence, --baseline or --tune-length-penalty."
+        )
     if at["tokenize"] is not None and at["lang"] is not None:
         raise ConfigError("--tokenize decides what --lang would choose; give one of them.")
     if at["comet"] is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import typer
 
+from mttrain.cli_checks import option_names
 from mttrain.cli_options import language_pair, named_pairs
 from mttrain.errors import ConfigError, unequal_lines
 from mttrain.languages import same_language
@@ -33,11 +34,12 @@ class EvalTexts:
 def read_texts(context: typer.Context) -> EvalTexts:
     """Read what --source and --ref, --pairs or --test-set name."""
     at = context.params
-    known = _languages(at["model"][0]) if at["model"] else None
-    if known is not None and at["langs"] is not None:
-        wanted = language_pair(at["langs"])
-        if not all(map(same_language, known, wanted)):
-            raise ConfigError(f"--langs {at['langs']}, but the model is for {'-'.join(known)}.")
+    known = None
+    if at["model"]:
+        source, target, tags = model_languages(at["model"][0], at["tag"])
+        if at["langs"] is not None:
+            _check_langs(at["langs"], source, target, at["tag"], tags)
+        known = None if source is None or target is None else (source, target)
     if at["pairs"] is not None:
         text = named_pairs(at["pairs"], at["langs"], at["fields"], known)
         pairs = list(text.required_pairs())
@@ -78,10 +80,33 @@ def _test_set(
     return source, references
 
 
-def _languages(model: str) -> tuple[str, str] | None:
-    """The languages that a model was trained on."""
-    from mttrain.checkpoint import read_meta, resolve_model
+def model_languages(model: str, tag: str | None) -> tuple[str | None, str | None, bool]:
+    """Source and target language of a model with this tag, as far as they are known, and whether it
+    has tags at all: then its text may come from other languages, too.
 
-    meta = read_meta(resolve_model(model))
-    langs = (meta.get("source_lang"), meta.get("target_lang"))
-    return langs if all(isinstance(lang, str) for lang in langs) else None  # type: ignore
+    ConfigError for a tag that the model was not trained with, or none where it needs one.
+    """
+    from mttrain.checkpoint import read_meta, resolve_model
+    from mttrain.directions import direction
+    from mttrain.tags import check_tag
+
+    folder = resolve_model(model)
+    meta = read_meta(folder)
+    with option_names():
+        check_tag(tag, meta, folder)
+    return *direction(meta, tag), bool(meta.get("tags"))
+
+
+def _check_langs(
+    langs: str, source: str | None, target: str | None, tag: str | None, tags: bool
+) -> None:
+    """Refuse a direction that is none of the model's."""
+    first, second = language_pair(langs)
+    if target is None or (source is None and not tags):
+        return  # the model does not say
+    if tags and not same_language(target, second):
+        asked = "" if tag is None else f"with --tag {tag} "
+        raise ConfigError(f"--langs {langs}, but {asked}the model translates into {target}.")
+    both = source is not None and same_language(source, first) and same_language(target, second)
+    if not (tags or both):
+        raise ConfigError(f"--langs {langs}, but the model is for {source}-{target}.")

@@ -256,7 +256,7 @@ def chooser(context: typer.Context, translator: Translator, options: TranslateOp
         from mttrain.rerank import rerank
 
         rerankers = _rerankers(context, translator, options.tag)
-        return lambda found: rerank(found, rerankers, options)
+        return lambda found: rerank(found, rerankers, options, say)
     return lambda found: found
 
 

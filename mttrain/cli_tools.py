@@ -24,6 +24,7 @@ from mttrain.cli_checks import (
     tell_waiting,
 )
 from mttrain.cli_decode import Format
+from mttrain.cli_eval_text import model_languages
 from mttrain.cli_options import (
     Arithmetic,
     Debug,
@@ -143,16 +144,14 @@ def _check_score(context: typer.Context) -> None:
 
 
 def _text(context: typer.Context) -> ParallelText:
-    from mttrain.checkpoint import read_meta, resolve_model
     from mttrain.pairs import ParallelText
 
     at = context.params
     if at["pairs"] is None:
         return ParallelText((at["source"], at["target"]), ("source", "target"))
-    meta = read_meta(resolve_model(at["model"][0]))
-    langs = meta.get("source_lang"), meta.get("target_lang")
-    known = langs if all(isinstance(lang, str) for lang in langs) else None
-    return named_pairs(at["pairs"], at["langs"], at["fields"], known)  # type: ignore[arg-type]
+    one, two, _ = model_languages(at["model"][0], at["tag"])
+    known = None if one is None or two is None else (one, two)
+    return named_pairs(at["pairs"], at["langs"], at["fields"], known)
 
 
 def _counted(text: ParallelText) -> int | None:

@@ -39,6 +39,7 @@ from mttrain.metrics import bleu_tokenizer, score_corpus
 from mttrain.model import Stack, Transformer, sinusoidal_positions
 from mttrain.rundir import META, SHARED, SOURCE, TARGET, WEIGHTS, finite_json
 from mttrain.segments import cut_ids
+from mttrain.tags import tag_lang
 from mttrain.tokenizer import BOS_ID, EOS_ID, SPECIAL, UNK_ID
 from mttrain.translator import DEFAULT_MAX_SOURCE, TranslateOptions, Translator
 
@@ -293,7 +294,8 @@ def compare(
     other = [i for i in range(len(lines)) if ends[0][i] != ends[1][i]]
     equal = len(lines) - len(other)
     if not exact:
-        return Comparison(equal, _alike(*texts, native.members[0].meta.get("target_lang")))
+        lang = tag_lang(options.tag, native.members[0].meta)
+        return Comparison(equal, _alike(*texts, lang))
     limit = native.completed(options).max_source_length
     encoded = native.encode_sources(lines, options.tag)
     sources = [cut_ids(ids, limit)[0] for ids in encoded]
@@ -327,9 +329,9 @@ def _fork(native: Translator, source: list[int], one: list[int], other: list[int
     return abs(scores[0] - scores[1])
 
 
-def _alike(ours: list[str], theirs: list[str], lang: object) -> tuple[str, ...]:
+def _alike(ours: list[str], theirs: list[str], lang: str | None) -> tuple[str, ...]:
     """What is to be said of outputs that need not be equal; CheckpointError if they are unlike."""
-    spaced = bleu_tokenizer(lang if isinstance(lang, str) else None) == "13a"
+    spaced = bleu_tokenizer(lang) == "13a"
     scores = score_corpus(
         theirs, [ours], tokenize="13a" if spaced else "char", metrics=("bleu", "chrf")
     )

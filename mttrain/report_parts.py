@@ -219,7 +219,10 @@ def comparisons(
         return []
     (first, base), *others = known
     assert first.config is not None
-    lang = first.config.data.target_lang
+    data = first.config.data
+    corpus = data.test if base.split == "test" else data.valid
+    assert corpus is not None, "it was translated"
+    _, lang = data.langs_of(corpus)  # as the scores themselves have it
     return [(first.label, run.label, compare_runs(base, found, lang)) for run, found in others]
 
 

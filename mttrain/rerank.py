@@ -22,20 +22,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mttrain.directions import direction
 from mttrain.errors import ConfigError, DataError
 from mttrain.languages import base_code, same_language
 from mttrain.segments import DEFAULT_BATCH_TOKENS
-from mttrain.tags import language_tag, listed, meta_tags, needed_tag, tag_lang
-from mttrain.translations import TranslatedHypothesis, Translation
-from mttrain.translator import TranslateOptions, Translator
+from mttrain.tags import language_tag, listed, meta_tags, needed_tag
+from mttrain.translations import TranslatedHypothesis, Translation, lines_warning
+from mttrain.translator import ForcedScore, TranslateOptions, Translator
 
 _PAIRS = 4096  # candidates scored together
-_UNKNOWN = "unknown"  # a language
+_UNKNOWN = "unknown"  # a language that meta.json does not name
+_ANY = "*"  # the source of a tag that asks for the language of the main source
+
+_CUT = "had a text beyond the limit of a reranking model; it judged what was left"
 
 Meta = Mapping[str, Any]
 Pair = tuple[str, str]
@@ -70,7 +74,9 @@ def role_of(first: Meta, second: Meta, name: str, tag: str | None = None) -> Rol
     """What the second model does for the first one, by the languages in their meta.json.
 
     name: of the second one; tag: with which the first translates. A model with tags is asked for
-    that same tag, if it has it, or for the tag of the language, such as 2de. ConfigError, naming
+    that same tag, if it has it, or for the tag of the language, such as 2de. Where the tag of the
+    first leaves the source open (see `directions`), its target alone decides: what translates into
+    that is of the same direction, what translates from it of the reverse one. ConfigError, naming
     both directions, when the languages are others, or are unknown, or could be both.
     """
     there = _languages(first, tag)
@@ -78,8 +84,13 @@ def role_of(first: Meta, second: Meta, name: str, tag: str | None = None) -> Rol
     wanted = {False: tag if tag in known else language_tag(there[1]), True: language_tag(there[0])}
     roles = [Role(back, own if own in known else None) for back, own in wanted.items()]
     pairs = [_languages(second, role.tag)[:: -1 if role.back else 1] for role in roles]
+    start = 1 if there[0] == _ANY else 0
     for same in (_equal_codes, _alike):
-        fitting = [role for role, pair in zip(roles, pairs, strict=True) if same(there, pair)]
+        fitting = [
+            role
+            for role, pair in zip(roles, pairs, strict=True)
+            if same(there[start:], pair[start:])
+        ]
         if len(fitting) == 1 or (fitting and same is _equal_codes):
             _check_tag(fitting[0], second, name)
             return fitting[0]
@@ -96,7 +107,9 @@ def _check_tag(role: Role, meta: Meta, name: str) -> None:
 
 
 def _languages(meta: Meta, tag: str | None = None) -> tuple[str, str]:
-    return str(meta.get("source_lang") or _UNKNOWN), tag_lang(tag, meta) or _UNKNOWN
+    source, target = direction(meta, tag)
+    known, _ = direction(meta, None)
+    return source or (_ANY if known else _UNKNOWN), target or _UNKNOWN
 
 
 def _equal_codes(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -105,36 +118,51 @@ def _equal_codes(one: Sequence[str], other: Sequence[str]) -> bool:
 
 def _alike(one: Sequence[str], other: Sequence[str]) -> bool:
     """Whether all codes may mean the same, such as "de" and "deu"."""
-    return _UNKNOWN not in (*one, *other) and all(map(same_language, one, other))
+    named = not {_UNKNOWN, _ANY} & {*one, *other}
+    return named and all(map(same_language, one, other))
 
 
 def rerank(
     translations: Iterable[Translation],
     rerankers: Sequence[Reranker],
     options: TranslateOptions,
+    tell: Callable[[str], None] | None = None,
 ) -> Iterator[Translation]:
     """Each translation with its hypotheses in the order of `reranked`, window by window.
 
     options: those of the search that found them; its lines are read ahead here too, or fewer. What
     ended stands before what was cut at the limit, as in the search; ties keep their order. Each
     hypothesis gets its `reranked` and its `rerank_scores`. Blank lines pass as they are.
+    tell: gets a warning at the end that names the lines of which a reranker read only a part.
     """
     queue = iter(translations)
     lines = min(options.lines_ahead(), max(1, _PAIRS // options.nbest))
+    cut: list[int] = []
     while window := list(itertools.islice(queue, lines)):
         scores = [_scores(window, reranker, options) for reranker in rerankers]
         for translation in window:
             if translation.blank:
                 yield translation
                 continue
-            valued = []
+            valued, shorter = [], False
             for hypothesis in translation.hypotheses:
                 pair = translation.source, hypothesis.text
-                each = tuple(found[pair] for found in scores)
+                found = [judged[pair] for judged in scores]
+                each = tuple(_value(score, options) for score in found)
                 terms = (r.weight * s for r, s in zip(rerankers, each, strict=True))
                 total = hypothesis.ranked + sum(terms)
                 valued.append(replace(hypothesis, reranked=total, rerank_scores=each))
+                shorter = shorter or any(score.cut for score in found)
+            if shorter:
+                cut.append(translation.line)
             yield translation.reordered(sorted(valued, key=_rank))
+    if cut and tell is not None:
+        tell(lines_warning(cut, _CUT))
+
+
+def _value(score: ForcedScore, options: TranslateOptions) -> float:
+    """log p / length^A"""
+    return score.sum / math.pow(score.tokens, options.length_penalty)
 
 
 def _rank(hypothesis: TranslatedHypothesis) -> tuple[bool, float]:
@@ -144,8 +172,8 @@ def _rank(hypothesis: TranslatedHypothesis) -> tuple[bool, float]:
 
 def _scores(
     window: Sequence[Translation], reranker: Reranker, options: TranslateOptions
-) -> dict[Pair, float]:
-    """log p / length^A of every different pair of source line and candidate."""
+) -> dict[Pair, ForcedScore]:
+    """What a reranker says of every different pair of source line and candidate."""
     pairs = dict.fromkeys(
         (translation.source, hypothesis.text)
         for translation in window
@@ -161,7 +189,4 @@ def _scores(
     except DataError as error:
         lines = f"{window[0].line} to {window[-1].line}"
         raise DataError(f"Reranking the outputs of lines {lines}: {error}") from None
-    return {
-        pair: score.sum / math.pow(score.tokens, options.length_penalty)
-        for pair, score in zip(pairs, found, strict=True)
-    }
+    return dict(zip(pairs, found, strict=True))

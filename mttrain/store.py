@@ -38,6 +38,7 @@ from mttrain.corpus import (
 from mttrain.errors import DataError
 from mttrain.pairs import ParallelText
 from mttrain.rundir import remove_leftover
+from mttrain.tags import tag_token
 from mttrain.tokenizer import EOS_ID, Tokenizer
 
 Split = Literal["train", "valid", "test"]
@@ -104,10 +105,11 @@ class EncodedCorpus:
         """How often an epoch holds each corpus, for the console; empty where that is once."""
         if not self.mixed:
             return ""
-        parts = [
-            f"{corpus['files'][0]} {times:.4g} times ({round(corpus['pairs'] * times):,} pairs)"
-            for corpus, times in zip(self.index["corpora"], self.weights, strict=True)
-        ]
+        parts = []
+        for corpus, times in zip(self.index["corpora"], self.weights, strict=True):
+            # The directions of one file of pairs differ by their tags alone.
+            name = corpus["files"][0] + (f" {tag_token(corpus['tag'])}" if "tag" in corpus else "")
+            parts.append(f"{name} {times:.4g} times ({round(corpus['pairs'] * times):,} pairs)")
         return f"an epoch holds {', '.join(parts)}"
 
     def text(self) -> str:

@@ -15,6 +15,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,14 +119,22 @@ def _both(pair: Pair) -> dict[str, str]:
     return {"source": excerpt(pair.source), "target": excerpt(pair.target)}
 
 
+class Text(NamedTuple):
+    """A corpus: its name, its pairs, and the languages that it is said to be in."""
+
+    name: str
+    pairs: Iterable[Pair]
+    langs: tuple[str | None, str | None] = (None, None)
+
+
 # ---- one corpus -------------------------------------------------------------------------------
 
 
 class _Tally:
     """Running figures of one corpus."""
 
-    def __init__(self, check: _Check, name: str, role: str) -> None:
-        self.check, self.name, self.role = check, name, role
+    def __init__(self, check: _Check, text: Text, role: str) -> None:
+        self.check, self.name, self.langs, self.role = check, text.name, text.langs, role
         self.found: dict[tuple[str, str | None], Finding] = {}
         self.pairs = 0
         self.spaced, self.cased, self.capital = [0, 0], [0, 0], [0, 0]
@@ -142,7 +151,7 @@ class _Tally:
         usable = [p for p in pairs if min(len(p.source), len(p.target)) >= _SHORT]
         ratios = sorted(math.log(len(p.target) / len(p.source)) for p in usable)
         self.usual = ratios[len(ratios) // 2] if ratios else 0.0
-        for side, lang in enumerate(self.check.langs):
+        for side, lang in enumerate(self.langs):
             lines = [(pair.source, pair.target)[side] for pair in pairs]
             other = looks_like(lines, lang)
             if other is not None:
@@ -244,8 +253,8 @@ class _Tally:
 class _HeldOut:
     """Validation or test text, and which of its lines the training text has, too."""
 
-    def __init__(self, name: str, role: str, pairs: Iterable[Pair]) -> None:
-        self.name, self.role, self.pairs = name, role, list(pairs)
+    def __init__(self, text: Text, role: str) -> None:
+        self.text, self.role, self.pairs = text, role, list(text.pairs)
         self.by_source: dict[str, list[Pair]] = {}
         for pair in self.pairs:
             if pair.source.strip():
@@ -278,14 +287,9 @@ class _HeldOut:
 class _Check:
     """What holds for all corpora of one check."""
 
-    langs: tuple[str | None, str | None]
     rules: PairRules
     character_ratio: float
     encode: Callable[[Sequence[Pair]], list[tuple[int, int]]] | None
-
-
-Text = tuple[str, Iterable[Pair]]
-"""The name of a corpus, and its pairs."""
 
 
 def check_text(
@@ -293,7 +297,6 @@ def check_text(
     held_out: Sequence[tuple[str, Text]] = (),
     *,
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
-    langs: tuple[str | None, str | None] = (None, None),
     max_length: int = 256,
     max_ratio: float | None = None,
     progress: Callable[[int], None] | None = None,
@@ -304,14 +307,14 @@ def check_text(
     in characters, too, as a factor around the usual ratio of the corpus. progress: called with the
     number of training pairs read. DataError from the pairs' readers.
     """
-    check = _Check(langs, PairRules(max_length, max_ratio), max_ratio or CHARACTER_RATIO, None)
+    check = _Check(PairRules(max_length, max_ratio), max_ratio or CHARACTER_RATIO, None)
     if tokenizers is not None:
         check.encode = lambda pairs: _subwords(pairs, tokenizers)
-    others = [_HeldOut(name, role, pairs) for role, (name, pairs) in held_out]
+    others = [_HeldOut(text, role) for role, text in held_out]
     memory, tallies, spans = _Memory(), [], []
-    for name, pairs in training:
-        tally, begin = _Tally(check, name, "training"), memory.begin()
-        for block in in_blocks(pairs, LEARN_FROM):
+    for text in training:
+        tally, begin = _Tally(check, text, "training"), memory.begin()
+        for block in in_blocks(text.pairs, LEARN_FROM):
             if tally.sides is None:
                 tally.learn(block, None)
             tally.add(block)
@@ -328,13 +331,13 @@ def check_text(
         tally.report([*memory.findings(*span, tally.numbers), *_nothing(tally)])
         for tally, span in zip(tallies, spans, strict=True)
     ]
-    sides = tallies[0].sides if tallies else None
-    return reports + [_held_out_report(check, other, sides) for other in others]
+    return reports + [_held_out_report(check, other, tallies) for other in others]
 
 
-def _held_out_report(check: _Check, other: _HeldOut, sides: Sides | None) -> TextReport:
-    tally = _Tally(check, other.name, other.role)
-    tally.learn(other.pairs, sides)
+def _held_out_report(check: _Check, other: _HeldOut, training: Sequence[_Tally]) -> TextReport:
+    tally = _Tally(check, other.text, other.role)
+    alike = (one.sides for one in training if one.langs == other.text.langs)
+    tally.learn(other.pairs, next(alike, None))
     tally.add(other.pairs)
     return tally.report([*other.findings(), *_nothing(tally)])
 

@@ -259,7 +259,7 @@ class Translator:
                 answers = in_halves(
                     lambda part: search([unit.row for unit in part], options),
                     [units[i] for i in batch],
-                    _too_large,
+                    lambda unit: _too_large(unit, options),
                 )
                 for i, hypotheses in zip(batch, answers, strict=True):
                     results[i] = hypotheses
@@ -424,10 +424,15 @@ def saved_decoding(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: the decode section of meta.json is damaged.") from None
 
 
-def _too_large(unit: _Unit) -> DataError:
+def _too_large(unit: _Unit, options: TranslateOptions) -> DataError:
+    lower = ["--max-source-length"]
+    if options.sample and options.nbest > 1:  # each draw is a row
+        lower = ["--candidates", "--nbest", *lower]
+    elif not options.sample and options.beam > 1:
+        lower = ["--beam", *lower]
     return DataError(
         f"Input line {unit.line} ({len(unit.row.ids)} subwords) does not fit into memory, not even "
-        "alone. Lower --beam or --max-source-length, or translate it in parts with --split-long."
+        f"alone. Lower {' or '.join(lower)}, or translate it in parts with --split-long."
     )
 
 

@@ -156,6 +156,20 @@ def test_rerank_adds_what_score_says(
         assert len(item["hypotheses"]) == 3
 
 
+def test_what_a_reranker_cuts_is_told(
+    random_run: Path, back_run: Path, files: Files, capsys: Capture
+) -> None:
+    """A judge that read the beginning of a line gave its score of the whole without a word."""
+    path = files("source", ["a dog", "the dog " * 600])
+    options = [*LISTS["beam"], "--rerank", str(random_run), "--rerank", str(back_run)]
+    arguments = ["--model", str(random_run), "--device", "cpu", "--input", path, *options]
+    assert main(["translate", *arguments]) == 0
+    err = capsys.readouterr().err
+    assert (
+        err.count("beyond the limit of a reranking model; it judged what was left: line 2\n") == 1
+    )
+
+
 def test_one_weight_is_for_all_and_1_is_the_default(
     random_run: Path, back_run: Path, files: Files, capsys: Capture
 ) -> None:

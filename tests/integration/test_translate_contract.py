@@ -195,6 +195,23 @@ def test_a_line_too_large_for_the_memory_is_named(tokenizer: Tokenizer) -> None:
         list(found)
 
 
+@pytest.mark.parametrize(
+    ("how", "remedy"),
+    [
+        ({"beam": 5}, "Lower --beam or --max-source-length, or"),
+        ({"beam": 1}, "Lower --max-source-length, or"),
+        ({"sample": True}, "Lower --max-source-length, or"),
+        ({"sample": True, "nbest": 8}, "Lower --candidates or --nbest or --max-source-length, or"),
+    ],
+)
+def test_the_remedy_is_one(how: dict[str, Any], remedy: str, tokenizer: Tokenizer) -> None:
+    """With --sample the message named --beam, which has no effect there."""
+    found = copying(tokenizer, most_rows=0).translate_lines(["Hello ."], TranslateOptions(**how))
+    with pytest.raises(DataError) as caught:
+        list(found)
+    assert remedy in str(caught.value)
+
+
 def test_batch_size_one_answers_line_by_line(tokenizer: Tokenizer) -> None:
     """S18: the first answer must not wait for the second line; larger windows read ahead."""
     read: list[int] = []

@@ -427,6 +427,29 @@ def test_rounded_weights_may_not_differ_much(
         compare(other, pair[1], sentences(10, 10), exact=False)
 
 
+@pytest.mark.parametrize(("lang", "tokenize"), [("zh", "char"), ("fr", "13a")])
+def test_rounded_weights_are_scored_in_the_language_of_the_tag(
+    lang: str, tokenize: str, tmp_path: Path
+) -> None:
+    """A model that is asked for another language by its tag had its outputs compared by words where
+    there are none, or by letters where there are words."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    texts = ["one two three four five six", "one two three four five seven"]
+    made = train_tokenizer(texts * 9, vocab_size=330, tags=["x"])
+    meta = {"target_lang": {"zh": "de", "fr": "zh"}[lang], "tags": {"x": lang}, "untagged": False}
+    one, other = (
+        Translator(load_model(saved(tmp_path / text, one_sentence(made, text), made, **meta)))
+        for text in texts
+    )
+    assert [t.translate(["a"], TranslateOptions(beam=1, tag="x")) for t in (one, other)] == [
+        [text] for text in texts
+    ]
+    wanted = BLEU(tokenize=tokenize).corpus_score([texts[1]] * 3, [[texts[0]] * 3]).score
+    [note] = compare(one, other, ["a", "b", "c"], exact=False).notes
+    assert f"BLEU {wanted:.1f} and" in note
+
+
 # ---- loading ----------------------------------------------------------------------------------
 
 

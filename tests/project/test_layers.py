@@ -26,6 +26,7 @@ LAYERS: dict[str, float] = {
     "languages": 0,
     "aliases": 0,  # of config
     "tags": 0.5,  # of dataconfig, tokenizer and translator
+    "directions": 0.75,  # of rerank and cli_eval_text
     "settings": 0.5,  # of config
     "dataconfig": 0.75,  # of config
     "linear": 0.5,  # of model

@@ -28,6 +28,7 @@ from mttrain.report import (
 )
 from mttrain.report_page import page
 from mttrain.report_parts import (
+    comparisons,
     duration,
     flattened,
     headline,
@@ -217,6 +218,22 @@ def test_comparison_needs_the_same_lines(translated: Translated, run: Path) -> N
     other = translate_run(load_run(run, "x"), "valid", 3, device="cpu")
     assert other is not None
     assert compare_runs(translated, other, "de") is None
+
+
+def test_a_comparison_is_made_like_the_scores(tmp_path: Path, random_run: Path) -> None:
+    """Text of another language than the main target had one tokenizer of BLEU in the table of
+    scores and another one in the comparison: two figures that do not compare."""
+    folder = tmp_path / "made"
+    text = {"source": str(folder / "text.src"), "target": str(folder / "text.tgt")}
+    for split in ("valid", "test"):
+        data = {split: {**text, "target_lang": "zh"}}
+        facts = load_run(made_run(folder, split, random_run, data=data), split)
+        found = translate_run(facts, split, 4, device="cpu")  # type: ignore[arg-type]
+        assert found is not None
+        [(_, _, results)] = comparisons([(facts, found), (facts, found)])
+        assert results is not None
+        bleu = [x.signature for x in (found.scores[0], results[0])]
+        assert all("tok:zh" in signature for signature in bleu)
 
 
 def test_missing_text_is_told(run: Path, tmp_path: Path, random_run: Path) -> None:

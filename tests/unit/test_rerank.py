@@ -62,6 +62,8 @@ def test_direction(first: Any, second: Any, back: bool | None) -> None:
 
 
 MANY = {**meta("en", "fr"), "tags": {"2fr": "fr", "2de": "de", "bt": None}, "untagged": False}
+BOTH = {**meta("en", "de"), "tags": {"2de": "de", "2en": "en"}, "untagged": False}
+PLAIN = meta("en", "en")  # such as to plain English
 HOME = {**meta("de", "fr"), "tags": {"2fr": "fr", "2en": "en"}, "untagged": True}
 
 
@@ -77,6 +79,22 @@ HOME = {**meta("de", "fr"), "tags": {"2fr": "fr", "2en": "en"}, "untagged": True
         (meta("en", "de"), None, HOME, Role(True, "2en")),
         (meta("de", "fr"), None, {**HOME, "tags": {}}, Role(False)),
         (meta("en", "fr"), None, {**MANY, "tags": {"bt": None}}, None),  # none fits
+        # 2en of a model from English: from where is not said, so the target decides.
+        (BOTH, "2en", meta("de", "en"), Role(False)),
+        (BOTH, "2en", meta("fr", "en"), Role(False)),
+        (BOTH, "2en", meta("deu", "eng"), None),  # nothing says which is which
+        (BOTH, "2en", meta("en", "de"), Role(True)),
+        (BOTH, "2en", BOTH, Role(False, "2en")),
+        (BOTH, "2en", meta("de", "fr"), None),
+        (BOTH, "2en", meta(None, None), None),
+        (BOTH, "2de", meta("de", "en"), Role(True)),
+        (BOTH, "2de", BOTH, Role(False, "2de")),
+        (meta("de", "en"), None, BOTH, Role(True, "2de")),
+        (meta("fr", "en"), None, BOTH, None),  # nothing says that it knows French
+        (meta("en", "fr"), None, BOTH, None),
+        # No tag turns the direction of a model within one language.
+        ({**PLAIN, "tags": {"2en": "en"}}, "2en", meta("de", "en"), None),
+        ({**PLAIN, "tags": {"2en": "en"}}, "2en", PLAIN, Role(False)),
     ],
 )
 def test_tags(first: Any, tag: str | None, second: Any, role: Role | None) -> None:
@@ -145,6 +163,40 @@ def test_what_was_cut_stays_behind(model: Translator) -> None:
     first, second = rerank(lines, [Reranker(model, Role(False))], OPTIONS)
     assert [h.text for h in first.hypotheses] == ["the house", "the dog"] and not first.flags()
     assert second.flags() == ["hit_limit"]
+
+
+@pytest.mark.parametrize("batching", [{}, {"batch_size": 1}])
+def test_what_a_reranker_cuts_is_told_once(
+    model: Translator, lists: list[Translation], batching: dict[str, Any]
+) -> None:
+    """A judge that reads the beginning of a line or of a candidate gave its scores without a word.
+    Which lines those are, a forced pass of each pair says."""
+    long = TranslatedHypothesis("the dog " * 600, -9.0, -1.0, True, (5,))
+    lines = [*lists, replace(lists[0], source="the dog " * 600, line=6)]
+    lines.append(replace(lists[2], hypotheses=(*lists[2].hypotheses, long), line=7))
+    back = replace_languages(model)
+    options = replace(OPTIONS, **batching)
+    for judges, wanted in (
+        ([Reranker(model, Role(False))], [6]),
+        ([Reranker(back, Role(True))], [7]),
+        ([Reranker(model, Role(False)), Reranker(back, Role(True))], [6, 7]),
+    ):
+        cut = [
+            t.line
+            for t in lines
+            for pairs in [[j.pair(t.source, h.text) for j in judges for h in t.hypotheses]]
+            if not t.blank and any(score.cut for score in model.score(pairs))
+        ]
+        assert cut == wanted
+        told: list[str] = []
+        assert len(list(rerank(lines, judges, options, told.append))) == 7
+        names = ", ".join(map(str, wanted))
+        count = "1 line" if len(wanted) == 1 else f"{len(wanted)} lines"
+        end = f"a reranking model; it judged what was left: line {names}"
+        assert told == [f"warning: {count} had a text beyond the limit of {end}"]
+    told.clear()
+    list(rerank(lists, judges, options, told.append))
+    assert told == []
 
 
 def test_lines_come_out_window_by_window(model: Translator, lists: list[Translation]) -> None:

@@ -235,6 +235,20 @@ def test_blank_lines_stay_blank(tmp_path: Path) -> None:
         encode_corpus(data_config([{**files, "tag": "bt"}]), (tokenizer,) * 2, "train", tmp_path)
 
 
+def test_the_mixture_names_the_tags(tmp_path: Path) -> None:
+    """Two directions of one file of pairs had the same name in the line that says how often."""
+    tokenizer = train_tokenizer(TEXT, vocab_size=330, tags=TAGS)
+    table = str(tmp_path / "a.tsv")
+    write_lines(table, ["a dog\tein Hund", "two men\tzwei"])
+    train = [{"pairs": table, "tag": "bt", "weight": 2.0}, {"pairs": table, "tag": True}]
+    train.append({"pairs": table})
+    store = encode_corpus(data_config(train), (tokenizer,) * 2, "train", tmp_path / "store")
+    assert store.mixture() == (
+        f"an epoch holds {table} <bt> 2 times (4 pairs), {table} <2de> 1 times (2 pairs), "
+        f"{table} 1 times (2 pairs)"
+    )
+
+
 def test_corpora_by_temperature(tmp_path: Path) -> None:
     """The proportion is that of the pairs which are used, not of the lines in the files; times
     the weights; and the total is what the weights alone would give."""

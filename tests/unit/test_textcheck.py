@@ -12,7 +12,7 @@ import pytest
 from mttrain.check import PairRules
 from mttrain.corpus import Pair, read_pairs
 from mttrain.errors import DataError
-from mttrain.textcheck import check_text
+from mttrain.textcheck import Text, check_text
 from mttrain.textreport import Finding, TextReport, file_findings
 from mttrain.textrules import RULES, excerpt, line_faults, numbers
 from mttrain.textsides import Sides, looks_like, script
@@ -40,8 +40,10 @@ def with_pairs(clean: list[Pair], **changed: tuple[str, str]) -> list[Pair]:
     return [Pair(p.line, *lines.get(p.line, (p.source, p.target))) for p in clean]
 
 
-def report(pairs: list[Pair], **how: object) -> TextReport:
-    [found] = check_text([("corpus", pairs)], **how)  # type: ignore[arg-type]
+def report(
+    pairs: list[Pair], langs: tuple[str | None, str | None] = (None, None), **how: object
+) -> TextReport:
+    [found] = check_text([Text("corpus", pairs, langs)], **how)  # type: ignore[arg-type]
     return found
 
 
@@ -150,7 +152,7 @@ def test_repeats_by_brute_force() -> None:
             pairs.add(key)
             sources.add(pair.source)
         wanted.append(lines)
-    reports = check_text([("one", corpora[0]), ("two", corpora[1])])
+    reports = check_text([Text("one", corpora[0]), Text("two", corpora[1])])
     for found, lines, corpus in zip(reports, wanted, corpora, strict=True):
         for kind, numbers_ in lines.items():
             one = finding(found, kind)
@@ -163,7 +165,7 @@ def test_overlap_with_held_out_text(clean: list[Pair]) -> None:
     """Lines of the test set that training has seen; their numbers are those of the test set."""
     held = [Pair(1, "new", "neu"), Pair(2, clean[7].source, "anders"), Pair(3, "", "")]
     held.append(Pair(4, clean[3].source, clean[3].target))
-    training, test = check_text([("train", clean)], [("test", ("held", held))])
+    training, test = check_text([Text("train", clean)], [("test", Text("held", held))])
     found = finding(test, "overlap")
     assert (found.count, found.of, found.lines) == (2, 4, [2, 4])
     assert found.detail == "1 with the same target" and test.role == "test"
@@ -183,7 +185,8 @@ def test_sides_that_are_swapped_or_untranslated(clean: list[Pair]) -> None:
         "target", [600],
     )  # fmt: skip
     turned = [Pair(p.line, p.target, p.source) for p in clean]
-    _, test = check_text([("train", clean)], [("test", ("turned", turned))], langs=("en", "de"))
+    en_de = ("en", "de")
+    _, test = check_text([Text("train", clean, en_de)], [("test", Text("turned", turned, en_de))])
     assert finding(test, "swapped").count > 300
     wrong = [f for f in test.findings if f.kind == "language"]
     assert [(f.side, f.detail[-2:]) for f in wrong] == [("source", "de"), ("target", "en")]
