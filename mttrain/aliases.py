@@ -95,7 +95,7 @@ OTHER_NAMES = {
         "train.best_metric": (
             "best_checkpoint_metric early_stopping_metric valid_metrics metric_for_best_model"
         ),
-        "train.ema": "ema_decay",
+        "train.ema": "ema_decay average_decay exponential_smoothing",
         "train.init_from": (
             "finetune_from_model pretrained_model restore_file train_from load_model params"
         ),

@@ -286,6 +286,11 @@ class TrainConfig(Section):
                 f"{self.average} is above keep_last ({self.keep_last}); only kept checkpoints "
                 "can be averaged",
             )
+        if self.ema is not None and self.ema < 0.5:
+            yield Problem(
+                ("ema",),
+                f"{self.ema:g} keeps hardly anything; it is near 1, 1 - {self.ema:g} maybe",
+            )
         if self.average == 0 and self.average_of != "last":
             yield Problem(("average_of", "average"), "has no effect with average: 0")
 

@@ -211,9 +211,14 @@ def _convert(node: yaml.Node, path: KeyPath, tree: Tree, where: _Place) -> Any:
 
 
 def dotted(path: KeyPath) -> str:
-    """data.train[1].source"""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text.removeprefix(".")
+    """data.train[1].source; a name that would tear the line stands in quotes."""
+
+    def written(part: str | int) -> str:
+        if isinstance(part, int):
+            return f"[{part}]"
+        return f".{part}" if part.isprintable() else f".{part!r}"
+
+    return "".join(map(written, path)).removeprefix(".")
 
 
 _BELOW = 10**9

@@ -78,7 +78,7 @@ def assert_forced_scores(native: Translator, found: list[Translation]) -> None:
             if h.tokens or h.finished:
                 items.append(([*source, EOS_ID], [*h.tokens, *[EOS_ID] * h.finished]))
                 scores.append(h.score)
-    assert scores == pytest.approx(native.score_ids(items), abs=1e-4, rel=1e-5)
+    assert scores == pytest.approx(native.score_ids(items), abs=1e-4, rel=3e-5)
 
 
 # ---- kinds of models ----------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_every_kind_of_model(
     assert_forced_scores(native, [other for _, other in answers])
     texts = [(line, one.text) for line, (one, _) in zip(lines, answers, strict=True)]
     ours, theirs = (engine.score(texts) for engine in engines)
-    assert [s.sum for s in theirs] == pytest.approx([s.sum for s in ours], abs=1e-3, rel=1e-5)
+    assert [s.sum for s in theirs] == pytest.approx([s.sum for s in ours], abs=1e-3, rel=5e-5)
     assert [s.tokens for s in theirs] == [s.tokens for s in ours]
 
 

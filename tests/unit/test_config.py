@@ -305,6 +305,8 @@ train: {max_epochs: 1, keep_last: 3, batch_size: x}
         (["optim.schedule=linear", "train={max_epochs: 1}"], "schedule: linear needs"),
         (["train.average=20"], "average: 20 is above keep_last (10)"),
         (["train.average=0", "train.average_of=best"], "average_of: has no effect with average: 0"),
+        (["train.ema=1e-4"], "train.ema: 0.0001 keeps hardly anything"),
+        (["optim.rdrop=5", "model.dropout=0"], "optim.rdrop: has no effect without dropout"),
         (["train.max_steps=null"], "max_steps: give at least one of max_steps, max_epochs"),
         (["train.batch_tokens=null"], "batch_tokens: give either batch_tokens or batch_size"),
         (["train.batch_size=8", "train.batch_tokens=8"], "batch_size: give either batch_size or"),
@@ -471,6 +473,15 @@ def test_no_values_end_in_another_error(changes: list[tuple[str, str, Any]]) -> 
         assert parse_config(data).run_dir
     except ConfigError as error:
         assert all(line.startswith("config: ") for line in str(error).split("\n"))
+
+
+def test_a_key_with_a_line_end_stays_on_its_line() -> None:
+    """One problem is one line of the message, whatever the key holds."""
+    data: dict[str, Any] = yaml.safe_load(MINIMAL)
+    data["train"]["\n"] = 1
+    with pytest.raises(ConfigError, match=r"^config: train\.'\\n': unknown key") as caught:
+        parse_config(data)
+    assert "\n" not in str(caught.value)
 
 
 @settings(deadline=None)
