@@ -101,10 +101,15 @@ def _is_beginning(name: str) -> bool:
     return name == LOCK or LEFTOVER.fullmatch(name) is not None
 
 
+def goes_on(config: RunConfig, *, fresh: bool) -> bool:
+    """Whether there is a run in the directory that training would go on with."""
+    return not fresh and is_run(Path(config.run_dir))
+
+
 def complete_config(config: RunConfig, *, fresh: bool) -> RunConfig:
     """The configuration with what `train.init_from` decides; see `with_origin`."""
     path = Path(config.run_dir) / CONFIG
-    begun = load_config(path) if is_run(Path(config.run_dir)) and not fresh else None
+    begun = load_config(path) if goes_on(config, fresh=fresh) else None
     return with_origin(config, begun)
 
 

@@ -28,6 +28,7 @@ from mttrain.runsetup import (
     check_run_dir,
     check_text_files,
     complete_config,
+    goes_on,
     is_run,
     make_run_dir,
 )
@@ -63,7 +64,7 @@ def _train(config: RunConfig, world: World, fresh: bool) -> TrainResult:
         finished = None if fresh else _finished(config, changes, quiet=not world.is_main)
         if finished is not None:
             return finished
-    if fresh or not is_run(Path(config.run_dir)):
+    if not goes_on(config, fresh=fresh):
         check_beginning(config)
     world.barrier()  # every rank has looked before the first one writes
     with make_run_dir(config, fresh=fresh) if world.is_main else nullcontext():
@@ -79,7 +80,7 @@ def _rehearse(config: RunConfig, fresh: bool) -> TrainResult:
     """The dry run, in a directory of its own that is removed."""
     choose_device(config.train.device)
     run_dir = Path(config.run_dir)
-    begun = is_run(run_dir) and not fresh
+    begun = goes_on(config, fresh=fresh)
     if begun or not is_run(run_dir):
         check_run_dir(config)
     if not begun:
