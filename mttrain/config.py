@@ -224,7 +224,8 @@ class TrainConfig(Section):
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto",
-        description="arithmetic of matrix products; auto = bf16 on GPUs that have it, else fp32",
+        description="arithmetic of matrix products; auto = bf16 on GPUs that have it, else fp32; "
+        "bf16 on a CPU without instructions for it is trained as fp32",
     )
     max_bad_updates: Positive = Field(
         10, description="stop after this many updates in a row whose gradient is not finite"

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from mttrain.errors import ConfigError, MttrainError
+from mttrain.linear import bfloat16_is_fast, bfloat16_products
 
 
 @dataclass(frozen=True)
@@ -154,3 +155,17 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
     if dtype in (torch.float32, torch.int8):
         return nullcontext()
     return torch.autocast(device.type, dtype=dtype)
+
+
+def training_type(precision: str, device: torch.device) -> torch.dtype:
+    """`compute_type` for training: float32 on a CPU that bfloat16 would slow down."""
+    dtype = compute_type(precision, device)
+    slow = device.type == "cpu" and dtype == torch.bfloat16 and not bfloat16_is_fast()
+    return torch.float32 if slow else dtype
+
+
+def training_precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    """`autocast` for training: on a CPU bfloat16 is left to the linear layers."""
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        return bfloat16_products()
+    return autocast(device, dtype)

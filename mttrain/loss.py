@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mttrain.linear import product
+from mttrain.linear import lowered, product, weight_gradient
 
-CHUNK_ELEMENTS_CPU = 1 << 20  # 4 MB of float32 logits: stay in the caches
+CHUNK_ELEMENTS_CPU = 1 << 21  # 4 MB of float32 logits: stay in the caches
 CHUNK_ELEMENTS_DEVICE = 1 << 26  # on a GPU few large kernels win
 
 
@@ -74,10 +74,7 @@ class _ProjectedLoss(torch.autograd.Function):
             for place, wide_grad in zip(places, grads, strict=True):
                 grad = wide_grad.to(hidden.dtype)
                 grad_hidden[place] = product(grad, projection.t())
-                if grad_weight.dtype == grad.dtype:
-                    grad_weight.addmm_(grad.t(), hidden[place])
-                else:
-                    grad_weight.add_(grad.t() @ hidden[place])
+                weight_gradient(grad, hidden[place], grad_weight)
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
         loss, rest = sums.total[0].clone(), sums.total[1:].clone()
@@ -225,10 +222,8 @@ def _sums(
     """passes [C, N, D], targets of N elements"""
     flat_targets = targets.reshape(-1)
     real = (flat_targets != pad_id).nonzero()[:, 0]
-    rows = passes.index_select(1, real).flatten(0, 1)
-    if torch.is_autocast_enabled(rows.device.type):
-        # The final layer norm gives float32, and autocast does not reach products with `out=`.
-        rows = rows.to(torch.get_autocast_dtype(rows.device.type))
+    # The final layer norm gives float32, and no context reaches the products of an own function.
+    rows = lowered(passes.index_select(1, real).flatten(0, 1))
     chosen = flat_targets.index_select(0, real)
     wanted = torch.is_grad_enabled()
     loss, rest = _ProjectedLoss.apply(rows, weight, chosen, smoothing, consistency, wanted)  # type: ignore[no-untyped-call]

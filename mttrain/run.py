@@ -36,7 +36,7 @@ from mttrain.checkpoint import (
 )
 from mttrain.config import RunConfig
 from mttrain.dataset import TranslationDataset, encode_corpus, epoch_plan, load_raw
-from mttrain.distributed import World
+from mttrain.distributed import World, training_type
 from mttrain.ending import MADE, Ending, averaged_best, validated
 from mttrain.errors import CheckpointError, TrainingError
 from mttrain.loop import Trainer
@@ -65,6 +65,9 @@ class Run:
         self.start_from: Path | None = None
         self.metric = config.train.best_metric
         self.cpu = prepare_cpu(config.threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        wanted = config.train.precision
+        if wanted == "bf16" and training_type(wanted, world.device) == torch.float32:
+            self.cpu += "; float32, since bf16 would be slower on this processor"
         self._sign = -1.0 if self.metric in LOWER_IS_BETTER else 1.0
 
     def run(self) -> TrainResult:

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mttrain.checkpoint import TrainState
 from mttrain.config import RunConfig
 from mttrain.dataset import Batch
-from mttrain.distributed import World, autocast, compute_type
+from mttrain.distributed import World, training_precision, training_type
 from mttrain.errors import TrainingError
 from mttrain.loss import LossSums, consistent_loss, smoothed_loss
 from mttrain.machine import out_of_memory
@@ -95,7 +95,7 @@ class Updater:
         self._keeps_gradients = world.device.type == "cpu" and world.size == 1
         if self._keeps_gradients:
             reserve_memory(self.optimizer)
-        self.dtype = compute_type(config.train.precision, world.device)
+        self.dtype = training_type(config.train.precision, world.device)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.dtype == torch.float16)
         step: nn.Module = StepModule(model, config.optim.label_smoothing, config.optim.rdrop)
         if world.size > 1:
@@ -225,7 +225,7 @@ class Updater:
         if not last and isinstance(self.step, DistributedDataParallel):
             keep_local = self.step.no_sync()
         with keep_local:
-            with autocast(self.world.device, self.dtype):
+            with training_precision(self.world.device, self.dtype):
                 sums = self.step(on_device.source, on_device.target_in, on_device.target_out)
             # DistributedDataParallel averages over ranks; the divisor already counts all of them.
             loss = sums.smoothed * (self.world.size / divisor)

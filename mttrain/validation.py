@@ -22,7 +22,7 @@ from mttrain.batching import TokenBatchSampler, plan_epoch
 from mttrain.checkpoint import ModelBundle, Tokenizers
 from mttrain.config import CorpusConfig, DataConfig, RunConfig
 from mttrain.dataset import TranslationDataset, batch_loader
-from mttrain.distributed import World, autocast, compute_type
+from mttrain.distributed import World, training_precision, training_type
 from mttrain.loss import smoothed_loss
 from mttrain.metrics import Score, perplexity, score_corpus
 from mttrain.model import Transformer
@@ -56,10 +56,10 @@ def likelihood(
         0, 0, dataset.source_lengths, dataset.target_lengths, batch_tokens=VALID_BATCH_TOKENS
     )
     sampler = TokenBatchSampler(lambda _: plan, rank=world.rank, world=world.size)
-    dtype = compute_type(config.train.precision, world.device)
+    dtype = training_type(config.train.precision, world.device)
     total = torch.zeros(2, dtype=torch.float64)
     tokens = 0
-    with torch.no_grad(), autocast(world.device, dtype):
+    with torch.no_grad(), training_precision(world.device, dtype):
         for batch in batch_loader(dataset, sampler):
             moved = batch.to(world.device)
             hidden = model(moved.source, moved.target_in)
@@ -149,10 +149,12 @@ class Validator:
 
         All ranks have equally many windows, so `stop` may ask them all.
         """
+        # On a CPU as `translate` does it: bfloat16 there is for the large products of training.
+        on_cpu = self.world.device.type == "cpu"
         translator = Translator(
             [self._bundle(model)],
             device=self.world.device,
-            precision=self.config.train.precision,
+            precision="auto" if on_cpu else self.config.train.precision,
         )
         decode = self.config.decode
         options = TranslateOptions(

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mttrain import distributed
 from mttrain.checkpoint import checkpoint_names, load_model, newest_good, read_index
 from mttrain.config import RunConfig
 from mttrain.dataset import TranslationDataset, collate, encode_corpus, epoch_plan
@@ -631,12 +632,22 @@ def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
     assert not Path(tmp_path / "run").exists()
 
 
-def test_half_precision_training(tmp_path: Path) -> None:
-    """M02: bfloat16 and float16 autocast run a few updates with a finite loss."""
+def test_half_precision_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """M02: a few updates in bfloat16 and float16 have finite losses near those of float32, and not
+    the same; bfloat16 is trained, and said to be, as float32 where it would be slower."""
     data = copy_data(tmp_path)
-    for precision in ("bf16", "fp16"):
-        run = trained(tmp_path / precision, data, train={"precision": precision, "max_steps": 4})
-        assert all(math.isfinite(r["loss"]) for r in records(run.run_dir, "train"))
+    losses = {}
+    for name, fast in (("fp32", True), ("bf16", True), ("fp16", True), ("bf16", False)):
+        monkeypatch.setattr(distributed, "bfloat16_is_fast", lambda fast=fast: fast)
+        folder = tmp_path / f"{name}{fast}"
+        run = trained(folder, data, train={"precision": name, "max_steps": 4})
+        losses[name, fast] = [r["loss"] for r in records(run.run_dir, "train")]
+        said = records(run.run_dir, "begin")[0]["cpu"]
+        assert ("bf16 would be slower" in said) == (not fast)
+    exact = losses.pop(("fp32", True))
+    assert losses.pop(("bf16", False)) == exact
+    for found in losses.values():
+        assert found == pytest.approx(exact, rel=0.01) and found != exact
 
 
 def test_log_is_valid_json_and_config_is_resolved(tmp_path: Path) -> None:

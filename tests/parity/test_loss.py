@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import mttrain.loss
+from mttrain.linear import bfloat16_products
 from mttrain.loss import consistent_loss, smoothed_loss
 
 
@@ -84,13 +85,15 @@ def test_no_countable_token() -> None:
     assert weight.grad is not None and not weight.grad.any()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(dtype: torch.dtype) -> None:
-    """M02: under autocast the products run in half precision; weight, gradient and sums do not."""
+@pytest.mark.parametrize("how", ["bfloat16", "float16", "bfloat16 products"])
+def test_half_precision(how: str) -> None:
+    """M02: the products run in half precision; weight, gradient and sums do not."""
     hidden, weight, targets = random_case()
     rows = hidden.detach().float().requires_grad_(True)
     full = weight.detach().float().requires_grad_(True)
-    with torch.autocast("cpu", dtype=dtype):
+    kind = how.split()[0]
+    context = torch.autocast("cpu", dtype=getattr(torch, kind))
+    with bfloat16_products() if how != kind else context:
         sums = smoothed_loss(rows, full, targets, 0.1)
     sums.smoothed.backward()
     exact = smoothed_loss(hidden, weight, targets, 0.1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mttrain import linear as module
 from mttrain.config import ModelConfig
-from mttrain.linear import linear, product
+from mttrain.linear import bfloat16_products, linear, product, weight_gradient
 from mttrain.model import Transformer
 
 
@@ -124,3 +124,62 @@ def test_inputs_with_room_in_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
         model(source, target).sum().backward()
         # Forward and backward of qkv, out, fc1, fc2, and of q, kv, out of cross-attention.
         assert found == [True] * 2 * (4 + 4 + 3)
+
+
+def as_half(*tensors: Tensor) -> list[Tensor]:
+    """Rounded to bfloat16, in float64."""
+    return [t.detach().bfloat16().double() for t in tensors]
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("shape", [(3, 5, 4), (2, 33, 24, 40), (300, 128, 64)], ids=str)
+def test_bfloat16_products(shape: tuple[int, ...], relu: bool) -> None:
+    """Operands are rounded and results but once: the oracle multiplies rounded operands exactly."""
+    x, weight, bias = tensors(*shape)
+    with bfloat16_products():
+        out = linear(x, weight, bias, relu=relu)
+    low = [t.requires_grad_() for t in as_half(x, weight, bias)]
+    wanted = F.linear(*low)
+    wanted = F.relu(wanted) if relu else wanted
+    assert out.dtype == torch.float32
+    close = {"rtol": 2**-7, "atol": 2e-3 * shape[-2] ** 0.5, "check_dtype": False}
+    torch.testing.assert_close(out, wanted, **close)  # type: ignore[arg-type]
+    # Whole numbers of few digits are exact in bfloat16, so only sums and results are rounded.
+    generator = torch.Generator().manual_seed(1)
+    grad = torch.randint(-8, 9, out.shape, generator=generator).float()
+    grad *= out.detach() != 0  # near 0 the two may differ in what is positive
+    out.backward(grad)
+    wanted.backward(grad.double())
+    for one, other in zip((x, weight, bias), low, strict=True):
+        assert one.grad is not None and one.grad.dtype == torch.float32
+        scale = other.grad.abs().max().item()  # type: ignore[union-attr]
+        torch.testing.assert_close(
+            one.grad, other.grad, rtol=2**-7, atol=2**-8 * scale, check_dtype=False
+        )
+
+
+def test_bfloat16_ends_with_the_block() -> None:
+    """Outside of it, in other types, and after an error in it, nothing is rounded."""
+    x, weight, bias = tensors(9, 6, 3)
+    wanted = linear(x, weight, bias)
+    with pytest.raises(ZeroDivisionError), bfloat16_products():
+        assert not torch.equal(linear(x, weight, bias), wanted)
+        double = [t.detach().double() for t in (x, weight, bias)]
+        assert torch.equal(linear(*double), F.linear(*double))
+        raise ZeroDivisionError
+    assert torch.equal(linear(x, weight, bias), wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 33, 96, 209, 1000])
+def test_rows_added_in_bfloat16_count_for_nothing(rows: int) -> None:
+    """The kernels are made for few numbers of rows; the gradient of a weight sums over them."""
+    generator = torch.Generator().manual_seed(rows)
+    grad, x = (torch.randint(-3, 4, (rows, n), generator=generator).bfloat16() for n in (5, 8))
+    for _ in range(3):  # memory with other numbers in it
+        torch.full((2 * rows, 8), torch.nan, dtype=torch.bfloat16)
+    total = torch.ones(5, 8)
+    weight_gradient(grad, x, total)
+    wanted = grad.double().t() @ x.double()
+    torch.testing.assert_close(total.double() - 1, wanted, rtol=2**-8, atol=0)
+    out = product(x, torch.eye(8, dtype=torch.bfloat16))
+    assert torch.equal(out, x)
