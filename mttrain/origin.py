@@ -12,6 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from mttrain.checkpoint import (
     ModelBundle,
     Tokenizers,
@@ -21,6 +23,7 @@ from mttrain.checkpoint import (
     model_settings,
     read_meta,
     resolve_model,
+    verify,
 )
 from mttrain.config import OF_TRAINING, ModelConfig, RunConfig, parse_config
 from mttrain.errors import CheckpointError, ConfigError
@@ -107,6 +110,17 @@ def origin_model(config: RunConfig, tokenizers: Tokenizers) -> ModelBundle:
             f"{KEY}: {bundle.path} is another model than when this run was begun; use --fresh."
         )
     return bundle
+
+
+def check_origin(config: RunConfig) -> None:
+    """CheckpointError when its files are damaged, or a weight is no number."""
+    folder = origin_folder(config)
+    verify(folder)
+    for name, weight in load_file(folder / WEIGHTS).items():
+        if not bool(weight.isfinite().all()):
+            raise CheckpointError(
+                f"{KEY}: {name} of {folder} is not finite; begin with another checkpoint."
+            )
 
 
 def origin_record(bundle: ModelBundle) -> dict[str, Any]:

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import IO
 
 from mttrain.boards import FOLDER, remove_events
-from mttrain.checkpoint import Tokenizers, verify
+from mttrain.checkpoint import Tokenizers
 from mttrain.config import RunConfig, changed_keys, dump_config, load_config
 from mttrain.corpus import atomic_write_text
 from mttrain.dataconfig import pairs_kind
 from mttrain.distributed import World
 from mttrain.errors import ConfigError, DataError
-from mttrain.origin import origin_folder, origin_tokenizers, with_origin
+from mttrain.origin import check_origin, origin_tokenizers, with_origin
 from mttrain.pairs import parallel_text
 from mttrain.rundir import (
     EXPORTS,
@@ -340,7 +340,7 @@ def check_beginning(config: RunConfig) -> None:
                 "copy it elsewhere first."
             )
     if config.train.init_from is not None:
-        verify(origin_folder(config))
+        check_origin(config)
         _require_tags(config, origin_tokenizers(config)[0])
 
 

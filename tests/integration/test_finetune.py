@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mttrain.checkpoint import load_model, load_train_state, read_index
 from mttrain.cli import main
 from mttrain.config import RunConfig, load_config
 from mttrain.errors import CheckpointError, ConfigError
+from mttrain.rundir import WEIGHTS
 from mttrain.trainer import train
 from tests.integration.test_resume import stop_at
 from tests.integration.training_help import random_sentences, tiny_config, write_pairs
 from tests.system.compare_help import differences, records
+from tests.unit.test_hostile_files import sign
 
 SIZES = {"d_model": 24, "d_ff": 40, "num_heads": 3, "encoder_layers": 1, "decoder_layers": 2}
 
@@ -158,7 +161,7 @@ def test_the_first_model_is_never_emptied(first: Path, tmp_path: Path, fresh: bo
     assert files(own) == before
 
 
-@pytest.mark.parametrize("fault", ["damaged", "export", "tag"])
+@pytest.mark.parametrize("fault", ["damaged", "export", "nan", "tag"])
 def test_a_bad_origin_costs_no_earlier_run(first: Path, tmp_path: Path, fault: str) -> None:
     """--fresh must look at what it is to begin with before it empties the directory."""
     train(settings(tmp_path, first, train={"max_steps": 1}))
@@ -170,13 +173,20 @@ def test_a_bad_origin_costs_no_earlier_run(first: Path, tmp_path: Path, fault: s
         (origin / "model.safetensors").write_bytes(b"x" * 100)
     elif fault == "export":
         (origin / "model.safetensors").unlink()
+    elif fault == "nan":
+        broken = {name: w.fill_(torch.nan) for name, w in load_file(origin / WEIGHTS).items()}
+        save_file(broken, origin / WEIGHTS)
+        sign(origin)
     else:
         corpus = config.data.train[0].model_copy(update={"tag": "bt"})
         plain = config.data.train[0]
         config = config.model_copy(
             update={"data": config.data.model_copy(update={"train": [plain, corpus]})}
         )
-    messages = {"damaged": "is damaged", "export": "of an export", "tag": "lacks the tags"}
+    messages = {
+        "damaged": "is damaged", "export": "of an export", "nan": "not finite",
+        "tag": "lacks the tags",
+    }  # fmt: skip
     with pytest.raises((CheckpointError, ConfigError), match=messages[fault]):
         train(config, fresh=True)
     assert files(tmp_path / "run") == before

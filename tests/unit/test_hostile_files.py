@@ -57,6 +57,7 @@ def sign(checkpoint: Path) -> None:
     meta = json.loads(path.read_text(encoding="utf-8"))
     others = [file for file in checkpoint.iterdir() if file.name != "meta.json"]
     meta["files"] = {file.name: file_sha256(file) for file in others}
+    meta.pop("content_sha256", None)  # as in checkpoints of older versions
     path.write_text(json.dumps(meta), encoding="utf-8")
 
 
