@@ -76,6 +76,7 @@ class _ProjectedLoss(torch.autograd.Function):
                 grad_hidden[place] = product(grad, projection.t())
                 weight_gradient(grad, hidden[place], grad_weight)
         if grad_hidden is not None and grad_weight is not None:
+            sums.smooth(hidden, grad_hidden, grad_weight)
             ctx.save_for_backward(grad_hidden, grad_weight)
         loss, rest = sums.total[0].clone(), sums.total[1:].clone()
         ctx.mark_non_differentiable(rest)
@@ -117,7 +118,7 @@ class _Sums:
 
     def add(self, blocks: list[Tensor], targets: Tensor, wanted: bool) -> list[Tensor]:
         """One chunk, a block of rows [R, D] for each pass; returns the gradients of the logits,
-        [R, V] for each pass, when they are wanted."""
+        [R, V] for each pass, when they are wanted, but for what `smooth` adds."""
         logits = [product(rows, self.weight).to(self.total.dtype) for rows in blocks]
         gap = logits[0] - logits[1] if self.kl_share else None
         each = [self._likelihood(rows, z, targets) for rows, z in zip(blocks, logits, strict=True)]
@@ -132,11 +133,18 @@ class _Sums:
         if not wanted:
             return []
         for grad in grads:
-            if self.smoothing:
-                grad.sub_(self.share * self.smoothing / self.weight.shape[0])
             chosen = grad.new_full((len(targets), 1), self.share * (self.smoothing - 1.0))
             grad.scatter_add_(1, targets[:, None], chosen)
         return grads
+
+    def smooth(self, hidden: Tensor, grad_hidden: Tensor, grad_weight: Tensor) -> None:
+        """Add what the smoothing's share of all types, -e / V in every logit's gradient, does to
+        the gradients of hidden [C*R, D] and weight [V, D]: the same for all rows of each, so no
+        pass over the logits is needed."""
+        if self.smoothing:
+            each = self.share * self.smoothing / self.weight.shape[0]
+            grad_hidden.sub_((each * self.column_sums).to(grad_hidden.dtype))
+            grad_weight.sub_(each * hidden.sum(0, dtype=self.total.dtype))
 
     def _likelihood(self, rows: Tensor, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Add the smoothed loss of one pass; returns probabilities [R, V], in place of the logits
