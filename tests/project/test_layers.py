@@ -40,6 +40,7 @@ LAYERS: dict[str, float] = {
     "testsets": 1,  # of pairs
     "schema": 1.5,  # of config
     "boards": 1.5,  # of runlog
+    "flops": 1.5,  # of utilisation and memory
     "comet_metric": 1.5,  # of metrics
     "pairs": 1.5,  # of corpus
     "textrules": 1.5,  # of textcheck
