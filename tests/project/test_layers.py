@@ -61,6 +61,7 @@ LAYERS: dict[str, float] = {
     "model": 2,
     "pictures": 2,
     "inference": 2.5,  # of model
+    "memory": 2.5,
     "loss": 2,
     "optim": 2,
     "search": 2,
