@@ -49,6 +49,9 @@ class LengthSums(NamedTuple):
         return cls(*(rows * part for part in parts))
 
 
+NO_WORK = LengthSums(0, 0, 0, 0, 0)
+
+
 @dataclass(frozen=True)
 class Products:
     """FLOPs of one forward pass: what each term of `LengthSums` costs, and each row of logits.

@@ -53,7 +53,8 @@ class Sizes(NamedTuple):
         with torch.device("meta"):
             built = Transformer(model, source_vocab, target_vocab)
         layers = (_parameters(stack.layers[0]) for stack in (built.encoder, built.decoder))
-        return cls(built.parameter_count(), *layers, len(list(built.parameters())))
+        encoder, decoder = layers
+        return cls(built.parameter_count(), encoder, decoder, len(list(built.parameters())))
 
 
 def _parameters(module: nn.Module) -> int:

@@ -47,6 +47,7 @@ from mttrain.progress import Progress, TrainResult
 from mttrain.rundir import LOG, LOWER_IS_BETTER
 from mttrain.runlog import RunLog, read_log
 from mttrain.runsetup import tokenizers_of_run, write_config
+from mttrain.utilisation import measured_peak
 from mttrain.validation import Validator, text_meta
 
 STATES_KEPT = 2  # newest checkpoints that keep their training state: the second is a reserve
@@ -172,6 +173,7 @@ class Run:
     def _resume_or_begin(self) -> None:
         """Load the newest whole checkpoint, or begin at update 0."""
         folder = self.start_from
+        peak = self._measure_peak()
         if folder is None:
             self.log.event("encoded", step=0, **self.dataset.store.report())
             if self.dataset.store.skipped:
@@ -184,6 +186,7 @@ class Run:
                 ranks=self.world.size,
                 threads=torch.get_num_threads(),
                 cpu=self.cpu,
+                **peak,
                 config=self.config.model_dump(mode="json"),
             )
             self._say_sizes()
@@ -207,10 +210,19 @@ class Run:
             self._forget_later(progress.update)
             self.log.truncate_after(progress.update, progress.validated)
             write_config(self.config)
-        self.log.event("resume", step=progress.update, changes=list(self.changes), cpu=self.cpu)
+        self.log.event(
+            "resume", step=progress.update, changes=list(self.changes), cpu=self.cpu, **peak
+        )
         for change in self.changes:
             self._say(f"changed: {change}")
         self._say(f"resuming after update {progress.update} (epoch {progress.epoch + 1})")
+
+    def _measure_peak(self) -> dict[str, float | str]:
+        """What the devices can do at most, for the log and for the share that training uses."""
+        peak, how = measured_peak(self.world, self.config.train.precision)
+        self.trainer.meter.peak = peak
+        self._say(f"matrix products alone: {peak / 1e9:,.0f} GFLOP/s ({how})")
+        return {"peak_flops": peak, "peak_how": how}
 
     def _take_origin(self) -> None:
         """Give a new run the weights of another one, if the configuration says so."""

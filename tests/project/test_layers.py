@@ -85,6 +85,7 @@ LAYERS: dict[str, float] = {
     "translator": 5,
     "tuning": 5.5,  # of cli_eval_tune
     "update": 4.5,  # of loop
+    "utilisation": 4.5,  # of loop
     "loop": 5,  # of trainer
     "runsetup": 5,  # of trainer
     "attention_maps": 5.5,
@@ -138,9 +139,9 @@ EDGE = {
     "pictures", "report", "report_page", "report_parts", "rerank", "schema", "starter", "survey",
     "textcheck", "textreport", "textrules", "textsides", "tuning",
 }  # fmt: skip
-MAX_CORE_CODE_LINES = 10000  # without blank lines, comments and docstrings
+MAX_CORE_CODE_LINES = 10700  # without blank lines, comments and docstrings
 MAX_EDGE_CODE_LINES = 6500
-MAX_CORE_MODULES = 64
+MAX_CORE_MODULES = 70
 
 NO_CODE = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
