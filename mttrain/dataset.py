@@ -142,7 +142,7 @@ def epoch_plan(config: RunConfig, dataset: TranslationDataset, epoch: int) -> Ep
         config.seed,
         epoch,
         *dataset.lengths(epoch),
-        batch_tokens=config.train.batch_tokens,
+        batch_tokens=config.train.padded_tokens,
         batch_size=config.train.batch_size,
         weights=dataset.weights,
     )

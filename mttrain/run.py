@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from mttrain.autobatch import resolve_batch_tokens
 from mttrain.check import check_corpus
 from mttrain.checkpoint import (
     Index,
@@ -76,6 +77,7 @@ class Run:
         self.start_from = newest_good(self.run_dir, self._warn)
         self.tokenizers: Tokenizers = tokenizers_of_run(self.config, self.world, self.log)
         self._load_text()
+        self._choose_batch()
         self.model = self._new_model()
         self._take_origin()  # before the trainer, whose running mean begins with the weights
         trainer = Trainer(
@@ -163,6 +165,18 @@ class Run:
         )
         dropping = TranslationDataset(train, tokenizers, drop, config.seed)
         return dropping, TranslationDataset(valid)
+
+    def _choose_batch(self) -> None:
+        """Put a number in the place of `train.batch_tokens: auto`; config.yaml keeps it."""
+        if self.config.train.batch_tokens != "auto":
+            return
+        source, target = self.tokenizers
+        sizes = source.size, target.size
+        self.config, found = resolve_batch_tokens(self.config, self.dataset, sizes, self.world)
+        if self.world.is_main:
+            write_config(self.config)
+        self.log.event("batch_tokens", step=0, **vars(found))
+        self._say(found.text())
 
     def _new_model(self) -> Transformer:
         torch.manual_seed(self.config.seed)

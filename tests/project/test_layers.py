@@ -87,6 +87,7 @@ LAYERS: dict[str, float] = {
     "update": 4.5,  # of loop
     "utilisation": 4.5,  # of loop
     "loop": 5,  # of trainer
+    "autobatch": 5,  # of run
     "runsetup": 5,  # of trainer
     "attention_maps": 5.5,
     "rerank": 5.5,
