@@ -274,8 +274,8 @@ class _Probe:
         """Pairs of these lengths, of random tokens."""
         chance = np.random.default_rng(self.updates)
 
-        def ids(length: int, vocab: int) -> NDArray[np.int64]:
-            return np.append(chance.integers(4, vocab, length - 1), EOS_ID)
+        def ids(length: int, vocab: int) -> NDArray[np.uint32]:
+            return np.append(chance.integers(4, vocab, length - 1), EOS_ID).astype(np.uint32)
 
         pairs = zip(source, target, strict=True)
         return collate([Example(ids(s, self.vocab[0]), ids(t, self.vocab[1]), 0) for s, t in pairs])

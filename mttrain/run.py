@@ -36,7 +36,7 @@ from mttrain.checkpoint import (
     write_index,
 )
 from mttrain.config import RunConfig
-from mttrain.dataset import TranslationDataset, encode_corpus, epoch_plan, load_raw
+from mttrain.dataset import TranslationDataset, encode_corpus, load_raw
 from mttrain.distributed import World, training_type
 from mttrain.ending import MADE, Ending, averaged_best, validated
 from mttrain.errors import CheckpointError, TrainingError
@@ -45,6 +45,7 @@ from mttrain.machine import prepare_cpu
 from mttrain.model import Transformer
 from mttrain.origin import origin_model, origin_record
 from mttrain.progress import Progress, TrainResult
+from mttrain.rehearsal import Parts, rehearse
 from mttrain.rundir import LOG, LOWER_IS_BETTER
 from mttrain.runlog import RunLog, read_log
 from mttrain.runsetup import tokenizers_of_run, write_config
@@ -104,25 +105,18 @@ class Run:
             return TrainResult(reason, self.run_dir, read_index(self.run_dir).best)
         return self._finish(reason)
 
-    def rehearse(self) -> TrainResult:
-        """Say what training would work on: pairs, sizes, batches, padding."""
+    def rehearse(self, done: int, processes: int) -> TrainResult:
+        """Say what training would work on, what it needs and how long it takes.
+
+        done: updates that the run has already; processes: that will train.
+        """
         self.tokenizers = tokenizers_of_run(self.config, self.world, self.log)
         self._load_text()
+        self._choose_batch()
         self.model = self._new_model()
         self._say_sizes()
-        plan = epoch_plan(self.config, self.dataset, 0)
-        updates = -(-len(plan) // self.config.train.accumulate)
-        tokens, padding = int(plan.target_tokens.sum()), plan.padding
-        self._say(
-            f"an epoch: {len(plan)} batches, {updates} updates, {tokens:,} target tokens, "
-            f"{100 * padding:.1f} % padding"
-        )
-        plain = {"batches": len(plan), "target_tokens": tokens, "padding": padding}
-        self.log.event("plan", step=0, updates_per_epoch=updates, **plain)
-        steps = self.config.train.max_steps
-        if steps is not None:
-            self._say(f"train.max_steps {steps}: {steps / updates:.1f} epochs")
-        return TrainResult("dry_run", self.run_dir, None)
+        parts = Parts(self.config, self.dataset, self.model, self.world, self.log, done, processes)
+        return TrainResult(rehearse(parts), self.run_dir, None)
 
     # ---- building ----------------------------------------------------------------------------
 

@@ -96,6 +96,7 @@ LAYERS: dict[str, float] = {
     "ct2_engine": 5.75,  # of ct2
     "ending": 5.6,  # of run
     "origin": 4,  # of runsetup and run
+    "rehearsal": 5.6,  # of run
     "run": 5.75,  # of trainer
     "exporting": 5.9,  # of huggingface and ct2
     "ct2": 6,
