@@ -26,9 +26,10 @@ from mttrain.flops import model_products
 from mttrain.linear import product
 from mttrain.progress import Window
 
-PEAK_SECONDS = 0.2  # for the measurement, but for its last product
-_WIDTH_CPU = 1024  # 12 MB in float32: more than small caches hold, some 20 ms a product on a core
-_WIDTH_DEVICE = 8192  # a millisecond on the fastest GPUs
+PEAK_SECONDS = 0.2  # for the measurement, but for its last products
+# Smallest and largest matrices. On a CPU 12 MB in float32, more than small caches hold, and some
+# 20 ms a product on a core; on the fastest GPUs a millisecond.
+_WIDTHS = {"cpu": (128, 1024), "device": (1024, 8192)}
 
 
 class Meter:
@@ -83,31 +84,43 @@ def matmul_peak(device: torch.device, dtype: torch.dtype, threads: int) -> tuple
     """FLOP/s of the fastest product of two square matrices, and a sentence's part on how.
 
     Measured once in a process for a device, type and number of threads, which must be those that
-    torch has.
+    torch has. The matrices are as large as the time allows: a CPU without instructions for a type
+    takes minutes where others take milliseconds.
     """
     assert threads == torch.get_num_threads()
-    on_cpu = device.type == "cpu"
-    width = _WIDTH_CPU if on_cpu else _WIDTH_DEVICE
-    # Of constant numbers a GPU makes more: they cost it less power. The generator is our own.
-    chance = torch.Generator(device).manual_seed(1)
-    a, b = (torch.randn(width, width, generator=chance, device=device).to(dtype) for _ in range(2))
-    # On a CPU training multiplies by two libraries, each where it is the faster one.
-    ways: list[Callable[[Tensor, Tensor], Tensor]] = [torch.mm, product] if on_cpu else [torch.mm]
-    runs = [partial(way, a, b) for way in ways]
-    with torch.no_grad():
-        for run in runs:  # the first product of a shape prepares a kernel
-            run()
-        best, count = _fastest(runs, device)
-    del a, b, run, runs
+    width, largest = _WIDTHS["cpu" if device.type == "cpu" else "device"]
+    while width < largest and 8 * _fastest_product(width, device, dtype, 0.0)[0] < PEAK_SECONDS:
+        width *= 2
+    best, count = _fastest_product(width, device, dtype, PEAK_SECONDS)
     if device.type == "cuda":
         torch.cuda.empty_cache()
     name = str(dtype).removeprefix("torch.")
     return 2.0 * width**3 / best, f"best of {count} products of {width} x {width} in {name}"
 
 
-def _fastest(runs: Sequence[Callable[[], object]], device: torch.device) -> tuple[float, int]:
-    """Seconds of the fastest run, and how many there were; each at least once."""
-    best, count, end = float("inf"), 0, time.perf_counter() + PEAK_SECONDS
+def _fastest_product(
+    width: int, device: torch.device, dtype: torch.dtype, seconds: float
+) -> tuple[float, int]:
+    """Seconds of the fastest product of two square matrices, and how many there were."""
+    # Of constant numbers a GPU makes more: they cost it less power. The generator is our own.
+    chance = torch.Generator(device).manual_seed(1)
+    a, b = (torch.randn(width, width, generator=chance, device=device).to(dtype) for _ in range(2))
+    # On a CPU training multiplies by two libraries, each where it is the faster one.
+    ways: list[Callable[[Tensor, Tensor], Tensor]] = [torch.mm]
+    if device.type == "cpu":
+        ways.append(product)
+    runs = [partial(way, a, b) for way in ways]
+    with torch.no_grad():
+        for run in runs:  # the first product of a shape prepares a kernel
+            run()
+        return _fastest(runs, device, seconds)
+
+
+def _fastest(
+    runs: Sequence[Callable[[], object]], device: torch.device, seconds: float
+) -> tuple[float, int]:
+    """Seconds of the fastest run, and how many there were in so many seconds, each at least one."""
+    best, count, end = float("inf"), 0, time.perf_counter() + seconds
     while not count or time.perf_counter() < end:
         for run in runs:
             synchronize(device)

@@ -87,6 +87,21 @@ def test_tries_auto(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyP
     assert found["batch_tokens"] in (512, 1024) and not Path(config.run_dir).exists()
 
 
+def test_under_torchrun(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process speaks for all: an epoch has half of the updates where two processes train."""
+    config = prepared(tmp_path)
+    alone, _ = dry_run(config, tmp_path, capsys)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    both, err = dry_run(config, tmp_path, capsys)
+    batches = both["epoch"]["batches"]
+    assert both["epoch"]["updates_per_epoch"] == -(-batches // 2)
+    assert alone["epoch"]["updates_per_epoch"] == batches == alone["epoch"]["batches"]
+    assert both["estimate"]["processes"] == 2 and "processes say" in err
+    monkeypatch.setenv("RANK", "1")
+    train(config, dry_run=True)
+    assert capsys.readouterr().err == ""
+
+
 def test_times_by_hand(tmp_path: Path) -> None:
     """Two updates that prepare kernels are left out; the nearest limit ends training."""
     config = prepared(tmp_path, count=5, max_steps=1000, max_epochs=3, max_time="1h")

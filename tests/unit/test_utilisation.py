@@ -62,23 +62,25 @@ def test_work_survives_the_loader() -> None:
 
 def test_fastest_of_all() -> None:
     """A mean would take what other programs do meanwhile for the device's fault."""
-    best, count = _fastest([lambda: time.sleep(0.03), lambda: None], CPU)
+    best, count = _fastest([lambda: time.sleep(0.03), lambda: None], CPU, 0.1)
     assert best < 0.03 and count >= 2 and count % 2 == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_peak_is_a_time_of_a_product(dtype: torch.dtype) -> None:
     """The figure stands for 2 n^3 operations in no more than the time that one product takes here;
-    it is measured once, and touches no generator of random numbers."""
+    it is measured once, and touches no generator of random numbers. A processor without products of
+    float16 took minutes for it."""
     state = torch.get_rng_state()
     peak, how = matmul_peak(CPU, dtype, torch.get_num_threads())
     assert torch.equal(state, torch.get_rng_state())
-    assert str(dtype).removeprefix("torch.") in how and "1024 x 1024" in how
-    a = torch.ones(1024, 1024, dtype=dtype)
+    assert str(dtype).removeprefix("torch.") in how
+    width = int(how.split(" x ")[1].split()[0])
+    a = torch.ones(width, width, dtype=dtype)
     start = time.perf_counter()
     for _ in range(3):
         a @ a
-    assert peak > 0.2 * 3 * 2 * 1024**3 / (time.perf_counter() - start)
+    assert peak > 0.2 * 3 * 2 * width**3 / (time.perf_counter() - start)
     assert matmul_peak(CPU, dtype, torch.get_num_threads()) == (peak, how)
     if dtype == torch.float32:
         assert measured_peak(World(0, 1, CPU), "fp32") == (peak, how)
