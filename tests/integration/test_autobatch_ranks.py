@@ -17,7 +17,7 @@ import os, sys
 from mttrain import autobatch
 from mttrain.cli import main
 rank = int(os.environ["RANK"])
-autobatch._Probe.speed = lambda probe, tokens: {512: 100.0, 1024: (90.0, 200.0)[rank]}[tokens]
+autobatch._Probe.speed = lambda probe, tokens: {512: 1e6, 1024: (9e5, 2e6)[rank]}[tokens]
 sys.exit(main(["train", "--config", sys.argv[1]]))
 """
 
@@ -49,7 +49,7 @@ def test_all_processes_take_the_same_batch(tmp_path: Path) -> None:
     records = read_log(Path(config.run_dir) / "log.jsonl")
     found = [record for record in records if record["kind"] == "batch_tokens"]
     assert len(found) == 1 and found[0]["batch_tokens"] == 1024
-    assert found[0]["trials"] == [[512, 200.0], [1024, 290.0]]
+    assert found[0]["trials"] == [[512, 2e6], [1024, 2.9e6]]
     assert load_config(Path(config.run_dir) / "config.yaml").train.batch_tokens == 1024
     begin = next(record for record in records if record["kind"] == "begin")
     assert begin["ranks"] == 2 and begin["peak_flops"] > 0
