@@ -27,7 +27,7 @@ from mttrain.linear import linear, roomy
 from mttrain.masks import causal_mask, mask_bias
 
 SHORT = 128  # positions up to which the explicit products win on a CPU
-_VECTOR = 16  # softmax over fewer numbers than fit two AVX2 registers is computed one by one
+VECTOR = 16  # softmax over fewer numbers than fit two AVX2 registers is computed one by one
 
 
 class Attention(nn.Module):
@@ -162,7 +162,7 @@ class _ShortAttention(torch.autograd.Function):
             ctx.joined = True
         else:
             ctx.joined = False
-        width = max(_VECTOR, keys_values.shape[1])
+        width = max(VECTOR, keys_values.shape[1])
         q = _heads_first(query, 1, count, length)[0]  # [B*H, T, E]
         k, v = _heads_first(keys_values, 2, count, width)  # [B*H, S or more, E]
         scores = q.new_empty(q.shape[0], length, width)

@@ -30,7 +30,7 @@ def train(
     settings: Settings = None,
     fresh: Annotated[bool, opt("--fresh", None, "Remove an earlier run of that name.")] = False,
     dry_run: Annotated[
-        bool, opt("--dry-run", None, "Check text and sizes, train nothing.")
+        bool, opt("--dry-run", None, "Check text and sizes, try 20 updates, keep nothing.")
     ] = False,
     as_json: Annotated[bool, opt("--json", None, "Print the result as one JSON object.")] = False,
     debug: Debug = False,
@@ -39,7 +39,7 @@ def train(
     if config is None:
         raise ConfigError("Name the configuration: --config X.yaml.")
     if fresh and dry_run:
-        raise ConfigError("--dry-run trains nothing, so --fresh has no effect; remove one.")
+        raise ConfigError("--dry-run keeps nothing, so --fresh has no effect; remove one.")
     from mttrain.config import load_config
 
     loaded = load_config(config, settings or ())  # before torch: mistakes show at once
@@ -59,12 +59,17 @@ def train(
 
 
 def _rehearsal(config: RunConfig, result: TrainResult) -> Record:
-    """What a dry run found: the corpus, the vocabularies learned, the plan of an epoch."""
+    """What a dry run found: the corpus, the vocabularies learned, pairs that are skipped and why,
+    the plan of an epoch, bytes of memory, and how long training takes."""
     records = result.records
     plain: Record = {"run_dir": config.run_dir, "reason": result.reason}
     plain["corpus"] = _fields(_last(records, "corpus"))
     plain["tokenizers"] = [_fields(r) for r in records if r["kind"] == "tokenizer"]
-    plain["epoch"] = _fields(_last(records, "plan"))
+    for name, kind in (("encoded", "encoded"), ("epoch", "plan"), ("memory", "memory")):
+        plain[name] = _fields(_last(records, kind))
+    plain["estimate"] = _fields(_last(records, "estimate"))
+    chosen = _last(records, "batch_tokens")
+    plain["batch_tokens"] = config.train.batch_tokens if chosen is None else chosen["batch_tokens"]
     steps, updates = config.train.max_steps, plain["epoch"].get("updates_per_epoch")
     plain["epochs"] = None if steps is None or not updates else steps / updates
     return plain

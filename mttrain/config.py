@@ -22,6 +22,7 @@ from mttrain.dataconfig import CorpusConfig as CorpusConfig
 from mttrain.dataconfig import DataConfig as DataConfig
 from mttrain.errors import ConfigError
 from mttrain.settings import (
+    BatchTokens,
     Betas,
     ClipNorm,
     Device,
@@ -205,8 +206,10 @@ class TrainConfig(Section):
         description="run or checkpoint whose weights and vocabulary training begins with; its "
         "settings of the model hold; null = new weights",
     )
-    batch_tokens: Positive | None = Field(
-        4096, description="largest padded size (rows x longest) of each side of a batch, in tokens"
+    batch_tokens: BatchTokens = Field(
+        4096,
+        description="largest padded size (rows x longest) of each side of a batch, in tokens; "
+        "auto = found when the run begins, and kept",
     )
     batch_size: Positive | None = Field(
         None, description="sentence pairs per batch, instead of batch_tokens"
@@ -264,6 +267,12 @@ class TrainConfig(Section):
         if isinstance(self.max_time, str):
             return seconds(self.max_time)
         return None if self.max_time is None else float(self.max_time)
+
+    @property
+    def padded_tokens(self) -> int | None:
+        """`batch_tokens`; a run that says auto has found its number before it plans a batch."""
+        assert not isinstance(self.batch_tokens, str), "auto was not resolved"
+        return self.batch_tokens
 
     @model_validator(mode="before")
     @classmethod
@@ -410,6 +419,12 @@ def parse_config(data: dict[str, Any], *, name: str = "config") -> RunConfig:
 def dump_config(config: RunConfig) -> str:
     """YAML text with every setting; `load_config` reads it back equal."""
     return dump_yaml(config.model_dump(mode="json"))
+
+
+def with_batch_tokens(config: RunConfig, number: int) -> RunConfig:
+    """The configuration with this `train.batch_tokens`."""
+    train = config.train.model_copy(update={"batch_tokens": number})
+    return config.model_copy(update={"train": train})
 
 
 def changed_keys(old: RunConfig, new: RunConfig) -> dict[str, tuple[object, object]]:

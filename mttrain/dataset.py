@@ -31,6 +31,7 @@ from mttrain.batching import EpochPlan, TokenBatchSampler, mixing_weights, plan_
 from mttrain.bpedropout import DroppingSide, EncodedSide, Ragged, WordSampler
 from mttrain.check import PairRules
 from mttrain.config import CorpusConfig, DataConfig, RunConfig
+from mttrain.flops import NO_WORK, LengthSums
 from mttrain.pairs import parallel_text
 from mttrain.store import EncodedCorpus, Split, map_array, open_store
 from mttrain.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
@@ -141,7 +142,7 @@ def epoch_plan(config: RunConfig, dataset: TranslationDataset, epoch: int) -> Ep
         config.seed,
         epoch,
         *dataset.lengths(epoch),
-        batch_tokens=config.train.batch_tokens,
+        batch_tokens=config.train.padded_tokens,
         batch_size=config.train.batch_size,
         weights=dataset.weights,
     )
@@ -159,6 +160,7 @@ class Batch:
     target_out     [B, T]  subwords, EOS
     indices        B       pair numbers
     source_tokens, target_tokens   subwords with EOS, without padding
+    work           sums over the lengths of the pairs, for the count of operations
     """
 
     source: Tensor
@@ -167,6 +169,7 @@ class Batch:
     indices: list[int]
     source_tokens: int
     target_tokens: int
+    work: LengthSums = NO_WORK
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch on another device; from pinned memory the copy does not wait."""
@@ -202,15 +205,17 @@ class Batch:
 
     def _moved(self, move: Callable[[Tensor], Tensor]) -> Batch:
         tensors = (move(self.source), move(self.target_in), move(self.target_out))
-        return Batch(*tensors, self.indices, self.source_tokens, self.target_tokens)
+        return replace(self, source=tensors[0], target_in=tensors[1], target_out=tensors[2])
 
 
 def collate(examples: Sequence[Example]) -> Batch:
     """Pad the pairs into one batch; no pairs give `empty_batch`."""
     if not examples:
         return empty_batch()
-    source, _ = _pad([example.source for example in examples])
-    target_out, filled = _pad([example.target for example in examples])
+    sides = [example.source for example in examples], [example.target for example in examples]
+    work = LengthSums.of(*([len(row) for row in side] for side in sides))
+    source, _ = _pad(sides[0])
+    target_out, filled = _pad(sides[1])
     target_in = np.full_like(target_out, PAD_ID)
     target_in[:, 0] = BOS_ID
     # Behind BOS come the ids one place later; where a row has ended that would be its EOS.
@@ -220,8 +225,9 @@ def collate(examples: Sequence[Example]) -> Batch:
         torch.from_numpy(target_in),
         torch.from_numpy(target_out),
         [example.number for example in examples],
-        sum(len(example.source) for example in examples),
-        int(filled.sum()),
+        work.source,
+        work.target,
+        work,
     )
 
 

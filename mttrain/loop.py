@@ -29,8 +29,10 @@ from mttrain.model import Transformer
 from mttrain.progress import Interrupt, Progress, Window, limit_reached
 from mttrain.runlog import RunLog
 from mttrain.update import Updater
+from mttrain.utilisation import Meter
 
-SUMMED = ("smoothed", "nll", "correct", "target_tokens", "source_tokens")  # over ranks, in Window
+# Over ranks, in Window.
+SUMMED = ("smoothed", "nll", "correct", "target_tokens", "source_tokens", "flops", "cells")
 
 
 class Trainer:
@@ -58,6 +60,7 @@ class Trainer:
         self.on_validate, self.on_save = on_validate, on_save
         self.progress = Progress()
         self.updater = Updater(config, model, world, dataset.locate)
+        self.meter = Meter(config, model.lm_head.out_features)
         self.saved = 0  # the update whose state the newest checkpoint holds
         self.interrupt = Interrupt()
         self.sampler = TokenBatchSampler(
@@ -234,6 +237,8 @@ class Trainer:
             window.correct += correct
             window.target_tokens += sum(batch.target_tokens for batch in group)
             window.source_tokens += sum(batch.source_tokens for batch in group)
+            for batch in group:
+                self.meter.add(window, batch)
             window.updates += 1
             window.norm += outcome.norm
             progress.bad_updates = 0
@@ -283,33 +288,34 @@ class Trainer:
     def _log_window(self, rate: float) -> None:
         progress, window = self.progress, self.progress.window
         progress.window = Window()
-        sums = self.world.sum([getattr(window, name) for name in SUMMED])
-        smoothed, nll, correct, targets, sources = sums
+        totals = self.world.sum([getattr(window, name) for name in SUMMED])
+        sums = dict(zip(SUMMED, totals, strict=True))
+        targets = sums["target_tokens"]
         if targets == 0:
             return
-        speed = targets / window.seconds if window.seconds > 0 else 0.0
+        loss, speeds = sums["smoothed"] / targets, self.meter.record(sums, window.seconds)
         self.log.event(
             "train",
             step=progress.update,
             epoch=progress.epoch,
-            loss=smoothed / targets,
-            nll=nll / targets,
-            accuracy=correct / targets,
+            loss=loss,
+            nll=sums["nll"] / targets,
+            accuracy=sums["correct"] / targets,
             lr=rate,
             grad_norm=window.norm / max(1, window.updates),
             target_tokens=int(targets),
-            source_tokens=int(sources),
+            source_tokens=int(sums["source_tokens"]),
             left_out=progress.left_out,
             cut=progress.cut,
-            tokens_per_second=round(speed, 1),
+            **speeds,
             seconds=round(progress.seconds, 2),
             waiting=round(window.waiting / window.seconds, 4) if window.seconds > 0 else 0.0,
         )
         self._bar.update(
             progress.update,
-            loss=f"{smoothed / targets:.3f}",
+            loss=f"{loss:.3f}",
             lr=f"{rate:.2e}",
-            tok_s=f"{speed:.0f}",
+            tok_s=f"{speeds['tokens_per_second']:.0f}",
         )
 
     # ---- validation --------------------------------------------------------------------------

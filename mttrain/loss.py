@@ -93,9 +93,14 @@ class _ProjectedLoss(torch.autograd.Function):
         )
 
 
+def chunk_rows(elements: int, vocab: int) -> int:
+    """Rows of a chunk of so many logits, where each row has `vocab` of them."""
+    return max(64, elements // vocab // 32 * 32)
+
+
 def _chunks(hidden: Tensor, vocab: int, rows: int) -> list[tuple[int, int]]:
     elements = CHUNK_ELEMENTS_CPU if hidden.device.type == "cpu" else CHUNK_ELEMENTS_DEVICE
-    size = max(64, elements // vocab // 32 * 32)
+    size = chunk_rows(elements, vocab)
     return [(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 

@@ -28,6 +28,8 @@ class Window:
     correct: float = 0.0
     target_tokens: float = 0.0
     source_tokens: float = 0.0
+    flops: float = 0.0  # of the model, see `flops`
+    cells: float = 0.0  # of both sides, with padding
     updates: int = 0
     norm: float = 0.0
     seconds: float = 0.0

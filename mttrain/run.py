@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from mttrain.autobatch import resolve_batch_tokens
 from mttrain.check import check_corpus
 from mttrain.checkpoint import (
     Index,
@@ -35,7 +36,7 @@ from mttrain.checkpoint import (
     write_index,
 )
 from mttrain.config import RunConfig
-from mttrain.dataset import TranslationDataset, encode_corpus, epoch_plan, load_raw
+from mttrain.dataset import TranslationDataset, encode_corpus, load_raw
 from mttrain.distributed import World, training_type
 from mttrain.ending import MADE, Ending, averaged_best, validated
 from mttrain.errors import CheckpointError, TrainingError
@@ -44,9 +45,11 @@ from mttrain.machine import prepare_cpu
 from mttrain.model import Transformer
 from mttrain.origin import origin_model, origin_record
 from mttrain.progress import Progress, TrainResult
+from mttrain.rehearsal import Parts, rehearse
 from mttrain.rundir import LOG, LOWER_IS_BETTER
 from mttrain.runlog import RunLog, read_log
 from mttrain.runsetup import tokenizers_of_run, write_config
+from mttrain.utilisation import measured_peak
 from mttrain.validation import Validator, text_meta
 
 STATES_KEPT = 2  # newest checkpoints that keep their training state: the second is a reserve
@@ -75,6 +78,7 @@ class Run:
         self.start_from = newest_good(self.run_dir, self._warn)
         self.tokenizers: Tokenizers = tokenizers_of_run(self.config, self.world, self.log)
         self._load_text()
+        self._choose_batch()
         self.model = self._new_model()
         self._take_origin()  # before the trainer, whose running mean begins with the weights
         trainer = Trainer(
@@ -101,25 +105,18 @@ class Run:
             return TrainResult(reason, self.run_dir, read_index(self.run_dir).best)
         return self._finish(reason)
 
-    def rehearse(self) -> TrainResult:
-        """Say what training would work on: pairs, sizes, batches, padding."""
+    def rehearse(self, done: int, processes: int) -> TrainResult:
+        """Say what training would work on, what it needs and how long it takes.
+
+        done: updates that the run has already; processes: that will train.
+        """
         self.tokenizers = tokenizers_of_run(self.config, self.world, self.log)
         self._load_text()
+        self._choose_batch()
         self.model = self._new_model()
         self._say_sizes()
-        plan = epoch_plan(self.config, self.dataset, 0)
-        updates = -(-len(plan) // self.config.train.accumulate)
-        tokens, padding = int(plan.target_tokens.sum()), plan.padding
-        self._say(
-            f"an epoch: {len(plan)} batches, {updates} updates, {tokens:,} target tokens, "
-            f"{100 * padding:.1f} % padding"
-        )
-        plain = {"batches": len(plan), "target_tokens": tokens, "padding": padding}
-        self.log.event("plan", step=0, updates_per_epoch=updates, **plain)
-        steps = self.config.train.max_steps
-        if steps is not None:
-            self._say(f"train.max_steps {steps}: {steps / updates:.1f} epochs")
-        return TrainResult("dry_run", self.run_dir, None)
+        parts = Parts(self.config, self.dataset, self.model, self.world, self.log, done, processes)
+        return TrainResult(rehearse(parts), self.run_dir, None)
 
     # ---- building ----------------------------------------------------------------------------
 
@@ -163,6 +160,18 @@ class Run:
         dropping = TranslationDataset(train, tokenizers, drop, config.seed)
         return dropping, TranslationDataset(valid)
 
+    def _choose_batch(self) -> None:
+        """Put a number in the place of `train.batch_tokens: auto`; config.yaml keeps it."""
+        if self.config.train.batch_tokens != "auto":
+            return
+        source, target = self.tokenizers
+        sizes = source.size, target.size
+        self.config, found = resolve_batch_tokens(self.config, self.dataset, sizes, self.world)
+        if self.world.is_main:
+            write_config(self.config)
+        self.log.event("batch_tokens", step=0, **vars(found))
+        self._say(found.text())
+
     def _new_model(self) -> Transformer:
         torch.manual_seed(self.config.seed)
         source, target = self.tokenizers
@@ -172,6 +181,7 @@ class Run:
     def _resume_or_begin(self) -> None:
         """Load the newest whole checkpoint, or begin at update 0."""
         folder = self.start_from
+        peak = self._measure_peak()
         if folder is None:
             self.log.event("encoded", step=0, **self.dataset.store.report())
             if self.dataset.store.skipped:
@@ -184,6 +194,7 @@ class Run:
                 ranks=self.world.size,
                 threads=torch.get_num_threads(),
                 cpu=self.cpu,
+                **peak,
                 config=self.config.model_dump(mode="json"),
             )
             self._say_sizes()
@@ -207,10 +218,19 @@ class Run:
             self._forget_later(progress.update)
             self.log.truncate_after(progress.update, progress.validated)
             write_config(self.config)
-        self.log.event("resume", step=progress.update, changes=list(self.changes), cpu=self.cpu)
+        self.log.event(
+            "resume", step=progress.update, changes=list(self.changes), cpu=self.cpu, **peak
+        )
         for change in self.changes:
             self._say(f"changed: {change}")
         self._say(f"resuming after update {progress.update} (epoch {progress.epoch + 1})")
+
+    def _measure_peak(self) -> dict[str, float | str]:
+        """What the devices can do at most, for the log and for the share that training uses."""
+        peak, how = measured_peak(self.world, self.config.train.precision)
+        self.trainer.meter.peak = peak
+        self._say(f"matrix products alone: {peak / 1e9:,.0f} GFLOP/s ({how})")
+        return {"peak_flops": peak, "peak_how": how}
 
     def _take_origin(self) -> None:
         """Give a new run the weights of another one, if the configuration says so."""

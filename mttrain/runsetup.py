@@ -24,7 +24,13 @@ from typing import IO
 
 from mttrain.boards import FOLDER, remove_events
 from mttrain.checkpoint import Tokenizers
-from mttrain.config import RunConfig, changed_keys, dump_config, load_config
+from mttrain.config import (
+    RunConfig,
+    changed_keys,
+    dump_config,
+    load_config,
+    with_batch_tokens,
+)
 from mttrain.corpus import atomic_write_text
 from mttrain.dataconfig import pairs_kind
 from mttrain.distributed import World
@@ -107,9 +113,13 @@ def goes_on(config: RunConfig, *, fresh: bool) -> bool:
 
 
 def complete_config(config: RunConfig, *, fresh: bool) -> RunConfig:
-    """The configuration with what `train.init_from` decides; see `with_origin`."""
+    """The configuration with what `train.init_from` decides, see `with_origin`, and with the batch
+    that `train.batch_tokens: auto` found when the run began."""
     path = Path(config.run_dir) / CONFIG
     begun = load_config(path) if goes_on(config, fresh=fresh) else None
+    if begun is not None and config.train.batch_tokens == "auto":
+        found = begun.train.batch_tokens
+        config = with_batch_tokens(config, found) if isinstance(found, int) else config
     return with_origin(config, begun)
 
 

@@ -12,7 +12,7 @@ import difflib
 import re
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -83,6 +83,13 @@ def _device(value: object) -> object:
     return value
 
 
+def _batch_tokens(value: object) -> object:
+    value = _whole(value)
+    if value is None or value == "auto" or (type(value) is int and 0 < value < 2**63):
+        return value
+    raise _refuse(f"wants a whole number of at least 1, auto or null, got {_shown(value)}")
+
+
 def _as_list(value: object) -> object:
     if isinstance(value, str | int | float):
         raise _refuse(
@@ -112,6 +119,11 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Betas = Annotated[tuple[Share, Share], BeforeValidator(as_tuple)]
 # JSON Schema cannot see what these functions check, so it is told.
 _FORMS: dict[str, list[dict[str, Any]]] = {
+    "batch_tokens": [
+        {"enum": ["auto"]},
+        {"type": "integer", "minimum": 1, "exclusiveMaximum": 2**63},
+        {"type": "null"},
+    ],
     "clip": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}],
     "device": [
         {"enum": ["auto", "cpu", "cuda", "mps"]},
@@ -132,6 +144,11 @@ ClipNorm = Annotated[
 Device = Annotated[str, BeforeValidator(_device), WithJsonSchema({"anyOf": _FORMS["device"]})]
 Duration = Annotated[
     str | int | None, BeforeValidator(_duration), WithJsonSchema({"anyOf": _FORMS["duration"]})
+]
+BatchTokens = Annotated[
+    int | Literal["auto"] | None,
+    BeforeValidator(_batch_tokens),
+    WithJsonSchema({"anyOf": _FORMS["batch_tokens"]}),
 ]
 OneOrMany = BeforeValidator(_as_list)
 Language = Annotated[Text, AfterValidator(_language)]

@@ -6,6 +6,7 @@ it is. The work itself is `run.Run`.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -13,15 +14,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from mttrain.boards import FOLDER, Board, require_tensorboard
 from mttrain.config import RunConfig
 from mttrain.distributed import World, choose_device, close_world, init_world, one_voice
 from mttrain.metrics import bleu_tokenizer, require_tokenizer
 from mttrain.progress import TrainResult, limit_reached
 from mttrain.run import Run
-from mttrain.rundir import LOG, SHARED, SOURCE, TARGET
+from mttrain.rundir import LOG, SHARED, SOURCE, TARGET, checkpoint_names
 from mttrain.runlog import RunLog, read_log
 from mttrain.runsetup import (
     check_beginning,
@@ -37,9 +36,9 @@ from mttrain.runsetup import (
 def train(config: RunConfig, *, fresh: bool = False, dry_run: bool = False) -> TrainResult:
     """Train as the configuration says, from the start or from where the run directory stands.
 
-    `fresh` removes an earlier run in the same directory first. `dry_run` checks the corpus and
-    says what training would do, and leaves no file. Raises ConfigError, DataError, CheckpointError
-    and TrainingError.
+    `fresh` removes an earlier run in the same directory first. `dry_run` checks the corpus, says
+    what training would do, tries some updates to say how long it takes, and leaves no file. Raises
+    ConfigError, DataError, CheckpointError and TrainingError.
     """
     config = complete_config(config, fresh=fresh)
     check_text_files(config)
@@ -77,8 +76,10 @@ def _train(config: RunConfig, world: World, fresh: bool) -> TrainResult:
 
 
 def _rehearse(config: RunConfig, fresh: bool) -> TrainResult:
-    """The dry run, in a directory of its own that is removed."""
-    choose_device(config.train.device)
+    """The dry run, in a directory of its own that is removed; under torchrun by one process."""
+    if os.environ.get("RANK", "0") != "0":
+        return TrainResult("dry_run", Path(config.run_dir), None)
+    device = choose_device(config.train.device)
     run_dir = Path(config.run_dir)
     begun = goes_on(config, fresh=fresh)
     if begun or not is_run(run_dir):
@@ -92,7 +93,11 @@ def _rehearse(config: RunConfig, fresh: bool) -> TrainResult:
             if begun and (run_dir / name).exists():
                 shutil.copy(run_dir / name, folder)
         log = Path(folder) / LOG
-        result = Run(config, World(0, 1, torch.device("cpu")), RunLog(log)).rehearse()
+        done = checkpoint_names(run_dir)[-1:] if begun else []
+        updates = max([0, *(int(name.removeprefix("step-")) for name in done)])
+        result = Run(config, World(0, 1, device), RunLog(log)).rehearse(
+            updates, int(os.environ.get("WORLD_SIZE", "1"))
+        )
         return replace(result, records=read_log(log))
 
 

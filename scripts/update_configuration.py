@@ -38,6 +38,7 @@ FORMS = {
     "fields": "two names, two numbers ≥ 1, or `null`",
     "tag": "a name, `true` or `null`",
     "optim.betas": "two numbers ≥ 0, < 1",
+    "train.batch_tokens": "whole number ≥ 1, `auto` or `null`",
     "train.device": "`auto`, `cpu`, `cuda`, `cuda:N` or `mps`",
     "train.max_time": "a time such as `90m`, whole seconds, or `null`",
 }
@@ -68,7 +69,9 @@ MORE = {
     "optim.weight_decay": "On the matrices of the layers, not on embeddings, biases and norms.",
     "optim.schedule": "`inverse_sqrt`: lr × √(warmup / update), as in the paper. `linear` and "
     "`cosine`: down to `min_lr` at `train.max_steps`. `constant`: stays at lr.",
-    "train.batch_tokens": "A longer single pair makes a batch of its own.",
+    "train.batch_tokens": "A longer single pair makes a batch of its own. `auto`: on a GPU the "
+    "largest that is safe in memory, elsewhere the one of most tokens per second, but not so large "
+    "that an epoch has fewer than ten updates; the run keeps the number.",
     "train.accumulate": "On each process; the loss is divided once, by all target tokens of the "
     "update.",
     "train.max_time": "Validations are included, and all starts of the run counted together.",

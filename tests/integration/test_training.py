@@ -27,6 +27,7 @@ from mttrain.tokenizer import train_tokenizer
 from mttrain.trainer import TrainResult, train
 from mttrain.translator import TranslateOptions, Translator
 from tests.integration.training_help import random_sentences, tiny_config, write_pairs
+from tests.system.compare_help import CLOCK
 
 
 def copy_data(folder: Path, count: int = 60) -> dict[str, Any]:
@@ -51,9 +52,8 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 def records(run_dir: str | Path, kind: str) -> list[dict[str, Any]]:
     """Records without the fields that a clock makes."""
-    clock = {"time", "seconds", "tokens_per_second", "waiting"}
     return [
-        {key: value for key, value in record.items() if key not in clock}
+        {key: value for key, value in record.items() if key not in CLOCK}
         for record in read_log(Path(run_dir) / "log.jsonl")
         if record["kind"] == kind
     ]

@@ -40,6 +40,7 @@ LAYERS: dict[str, float] = {
     "testsets": 1,  # of pairs
     "schema": 1.5,  # of config
     "boards": 1.5,  # of runlog
+    "flops": 1.5,  # of utilisation and memory
     "comet_metric": 1.5,  # of metrics
     "pairs": 1.5,  # of corpus
     "textrules": 1.5,  # of textcheck
@@ -60,6 +61,7 @@ LAYERS: dict[str, float] = {
     "model": 2,
     "pictures": 2,
     "inference": 2.5,  # of model
+    "memory": 2.5,
     "loss": 2,
     "optim": 2,
     "search": 2,
@@ -83,7 +85,9 @@ LAYERS: dict[str, float] = {
     "translator": 5,
     "tuning": 5.5,  # of cli_eval_tune
     "update": 4.5,  # of loop
+    "utilisation": 4.5,  # of loop
     "loop": 5,  # of trainer
+    "autobatch": 5,  # of run
     "runsetup": 5,  # of trainer
     "attention_maps": 5.5,
     "rerank": 5.5,
@@ -92,6 +96,7 @@ LAYERS: dict[str, float] = {
     "ct2_engine": 5.75,  # of ct2
     "ending": 5.6,  # of run
     "origin": 4,  # of runsetup and run
+    "rehearsal": 5.6,  # of run
     "run": 5.75,  # of trainer
     "exporting": 5.9,  # of huggingface and ct2
     "ct2": 6,
@@ -136,9 +141,9 @@ EDGE = {
     "pictures", "report", "report_page", "report_parts", "rerank", "schema", "starter", "survey",
     "textcheck", "textreport", "textrules", "textsides", "tuning",
 }  # fmt: skip
-MAX_CORE_CODE_LINES = 10000  # without blank lines, comments and docstrings
+MAX_CORE_CODE_LINES = 10700  # without blank lines, comments and docstrings
 MAX_EDGE_CODE_LINES = 6500
-MAX_CORE_MODULES = 64
+MAX_CORE_MODULES = 70
 
 NO_CODE = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -14,7 +14,12 @@ from mttrain.checkpoint import checkpoint_names, load_train_state, read_index, v
 from mttrain.errors import CheckpointError
 from mttrain.runlog import read_log
 
-CLOCK = frozenset({"time", "seconds", "tokens_per_second", "waiting", "elapsed"})
+CLOCK = frozenset(
+    {
+        "time", "seconds", "waiting", "elapsed", "tokens_per_second", "source_tokens_per_second",
+        "nonpadding_per_second", "flops_per_second", "utilisation", "peak_flops", "peak_how",
+    }
+)  # fmt: skip
 ONCE = ("corpus", "begin", "epoch", "train", "valid", "best", "candidates", "test", "end")
 DAMAGES = ("cut", "flip", "empty")
 

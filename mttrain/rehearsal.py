@@ -1,0 +1,273 @@
+"""The dry run: what training would work on, what it needs, and how long it takes.
+
+The model is trained for some updates on the first batches of the plan, by the loop that trains in
+earnest, and thrown away. Times of longer work follow from the FLOPs of the model, which are known
+of every pair: seconds of the probe / its FLOPs x FLOPs of an epoch. Validations, checkpoints and
+the end are not in them. Under torchrun one process is tried, and its part of an epoch counted.
+
+Price: `PROBE_UPDATES` updates, or those of `PROBE_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from mttrain.batching import EpochPlan
+from mttrain.config import RunConfig, TrainConfig
+from mttrain.dataset import TranslationDataset, epoch_plan
+from mttrain.distributed import World, training_type
+from mttrain.flops import LengthSums
+from mttrain.loop import Trainer
+from mttrain.memory import (
+    WIDE,
+    BatchShape,
+    Memory,
+    Setting,
+    attention_kernel,
+    readable,
+    training_memory,
+)
+from mttrain.model import Transformer
+from mttrain.runlog import RunLog
+from mttrain.update import PART_ELEMENTS
+from mttrain.utilisation import measured_peak
+
+PROBE_UPDATES, PROBE_SECONDS = 20, 60
+_WARM_UP = 2  # updates of the probe that are not timed
+_NEVER = 1 << 40
+_UNITS = (86400, "days", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is built of. done: updates that the run in the directory has already; processes:
+    that will train, of which this one is tried."""
+
+    config: RunConfig
+    dataset: TranslationDataset
+    model: Transformer
+    world: World
+    log: RunLog
+    done: int
+    processes: int = 1
+
+
+def rehearse(parts: Parts) -> str:
+    """Say and log what training would be; returns "dry_run", or the name of a signal."""
+    log, dataset = parts.log, parts.dataset
+    log.event("encoded", step=0, **dataset.store.report())
+    if dataset.store.skipped:
+        log.say(dataset.store.text())
+    plan = epoch_plan(parts.config, dataset, 0)
+    updates = -(-len(plan) // (parts.config.train.accumulate * parts.processes))
+    _say_plan(parts, plan, updates)
+    memory = estimated_memory(parts, plan)
+    log.say(f"memory, estimated: {memory.text()}; beside the program itself")
+    log.event("memory", step=0, total=memory.total, **asdict(memory))
+    reason = _probe(parts, plan, updates)
+    return reason if reason in ("SIGINT", "SIGTERM") else "dry_run"
+
+
+def _say_plan(parts: Parts, plan: EpochPlan, updates: int) -> None:
+    tokens, padding = int(plan.target_tokens.sum()), plan.padding
+    parts.log.say(
+        f"an epoch: {len(plan)} batches, {updates} updates, {tokens:,} target tokens, "
+        f"{100 * padding:.1f} % padding"
+    )
+    plain = {"batches": len(plan), "target_tokens": tokens, "padding": padding}
+    parts.log.event("plan", step=0, updates_per_epoch=updates, **plain)
+    steps = parts.config.train.max_steps
+    if steps is not None:
+        parts.log.say(f"train.max_steps {steps}: {steps / updates:.1f} epochs")
+
+
+def estimated_memory(parts: Parts, plan: EpochPlan) -> Memory:
+    """Of the batch that takes most."""
+    config, device = parts.config, parts.world.device
+    on_cpu = device.type == "cpu"
+    half = training_type(config.train.precision, device) != torch.float32
+    found = []
+    for shape in _largest(parts, plan):
+        setting = Setting(
+            config.model,
+            parts.model.encoder.embed_tokens.num_embeddings,
+            parts.model.lm_head.out_features,
+            # On a CPU only the inputs of a product are kept in bfloat16: counted in full.
+            narrow=2 if half and not on_cpu else WIDE,
+            kernel=attention_kernel(config.model, on_cpu, shape),
+            rdrop=config.optim.rdrop > 0,
+            ema=config.train.ema is not None,
+            large_chunks=not on_cpu,
+        )
+        found.append(training_memory(setting, _part(shape, setting) if on_cpu else shape))
+    return max(found, key=lambda memory: memory.total)
+
+
+def _largest(parts: Parts, plan: EpochPlan) -> list[BatchShape]:
+    """The batch of most positions and the one of most pairs of positions."""
+    rows = np.diff(plan.starts)
+    source, target = (
+        np.maximum.reduceat(side[plan.order], plan.starts[:-1]).astype(np.int64)
+        for side in parts.dataset.lengths(0)
+    )
+    sizes = rows * (source + target), rows * np.maximum(source, target) ** 2
+    places = {int(np.argmax(size)) for size in sizes}
+    return [BatchShape(int(rows[i]), int(source[i]), int(target[i])) for i in places]
+
+
+def _part(shape: BatchShape, setting: Setting) -> BatchShape:
+    """What of a batch a CPU computes at once, see `update`."""
+    cells = PART_ELEMENTS // (setting.passes * setting.model.d_model)
+    longest = max(shape.source, shape.target)
+    return shape._replace(rows=min(shape.rows, max(1, cells // longest)))
+
+
+# ---- the probe ---------------------------------------------------------------------------------
+
+
+class _Clock(RunLog):
+    """Keeps the records of updates, with the seconds since the last one, in place of a file."""
+
+    def __init__(self) -> None:
+        super().__init__(None, quiet=True)
+        self._last = time.monotonic()
+        self.updates: list[Timed] = []
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Keep it if it is about an update."""
+        if kind == "train":
+            now = time.monotonic()
+            self.updates.append(Timed(now - self._last, fields["flops"], fields["waiting"]))
+            self._last = now
+
+
+class Timed(NamedTuple):
+    """An update of the probe: its seconds, FLOPs, and the share of them waiting for data."""
+
+    seconds: float
+    flops: float
+    waiting: float
+
+
+def _probe(parts: Parts, plan: EpochPlan, updates_per_epoch: int) -> str:
+    """Train for some updates, and say how long an epoch and all of it would take."""
+    config, world, device = parts.config, parts.world, parts.world.device
+    limits = {"max_steps": PROBE_UPDATES, "max_epochs": None, "max_time": PROBE_SECONDS}
+    rhythm = {"log_every": 1, "valid_every": _NEVER, "patience": None}
+    clock = _Clock()
+    trainer = Trainer(
+        config.model_copy(update={"train": config.train.model_copy(update={**limits, **rhythm})}),
+        parts.model,
+        parts.dataset,
+        world,
+        clock,
+        on_validate=lambda progress: 0.0,
+        on_save=lambda progress, improved: None,
+    )
+    peak, how = measured_peak(world, config.train.precision)
+    trainer.meter.peak = peak
+    parts.log.say(f"training for {PROBE_UPDATES} updates on {device}, to see how long it takes")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    reason = trainer.run()
+    if reason in ("SIGINT", "SIGTERM"):
+        return reason
+    held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+    lengths = (side[plan.order] for side in parts.dataset.lengths(0))
+    epoch_flops = trainer.meter.products.training(LengthSums.of(*lengths))
+    own_flops = epoch_flops / parts.processes
+    found = {
+        "parameters": parts.model.parameter_count(),
+        "flops_per_token": round(epoch_flops / int(plan.target_tokens.sum())),
+        "flops_per_epoch": epoch_flops,
+        "peak_flops": peak,
+        "peak_how": how,
+        "memory_measured": held,
+        "processes": parts.processes,
+        **estimate(config.train, clock.updates, own_flops, updates_per_epoch, parts.done),
+    }
+    parts.log.event("estimate", step=0, **found)
+    for line in _lines(found):
+        parts.log.say(line)
+    return reason
+
+
+def estimate(
+    train: TrainConfig,
+    updates: Sequence[Timed],
+    epoch_flops: float,
+    updates_per_epoch: int,
+    done: int,
+) -> dict[str, Any]:
+    """Times of an epoch and of all training that is left.
+
+    updates: of the probe, the first of which prepare kernels and memory and are not counted; done:
+    updates that are trained already. No updates, whose gradients were not finite, give None.
+    """
+    timed = updates[min(_WARM_UP, len(updates) - 1) :] if updates else []
+    if not timed:
+        return {"probe_updates": 0, "epoch_seconds": None, "seconds_left": None}
+    seconds, flops = sum(u.seconds for u in timed), sum(u.flops for u in timed)
+    epoch_seconds = seconds * epoch_flops / flops
+    each = epoch_seconds / updates_per_epoch
+    left: dict[str, float] = {}
+    if train.max_steps is not None:
+        left["max_steps"] = each * max(0, train.max_steps - done)
+    if train.max_epochs is not None:
+        left["max_epochs"] = each * max(0, train.max_epochs * updates_per_epoch - done)
+    if train.max_seconds is not None:
+        left["max_time"] = train.max_seconds
+    limit = min(left, key=lambda name: left[name])
+    return {
+        "probe_updates": len(timed),
+        "probe_seconds": round(seconds, 3),
+        "flops_per_second": flops / seconds,
+        "waiting": round(sum(u.waiting * u.seconds for u in timed) / seconds, 4),
+        "epoch_seconds": round(epoch_seconds, 2),
+        "updates_done": done,
+        "limit": limit,
+        "seconds_left": round(left[limit], 2),
+    }
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    """The same for the console."""
+    yield (
+        f"model FLOPs: {found['flops_per_token']:.3g} for each target token and its share of the "
+        f"source, {found['flops_per_epoch']:.3g} an epoch, forward and backward"
+    )
+    if found["memory_measured"] is not None:
+        yield f"memory, measured: {readable(found['memory_measured'])}"
+    if not found["probe_updates"]:
+        yield "warning: no update had a finite gradient, so times cannot be told"
+        return
+    speed, peak = found["flops_per_second"], found["peak_flops"]
+    yield (
+        f"{found['probe_updates']} updates at {speed / 1e9:,.1f} GFLOP/s, {100 * speed / peak:.0f} "
+        f"% of what matrix products alone make here ({peak / 1e9:,.0f} GFLOP/s); "
+        f"{100 * found['waiting']:.1f} % of the time waiting for data"
+    )
+    done = f" from update {found['updates_done']} on" if found["updates_done"] else ""
+    others = ", nor what the processes say to each other" if found["processes"] > 1 else ""
+    yield (
+        f"an epoch takes {in_words(found['epoch_seconds'])}; all of it, to train.{found['limit']}"
+        f"{done}, {in_words(found['seconds_left'])}, validations not counted{others}"
+    )
+
+
+def in_words(seconds: float) -> str:
+    """Seconds in the two units that matter: 12 s, 3 min 20 s, 5 h 10 min, 2 days 4 h."""
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if whole < 10 else f"{whole} s"
+    for large, name, small, rest in _UNITS:
+        if whole >= large:
+            return f"{whole // large} {name} {whole % large // small} {rest}"
+    raise AssertionError("the last unit is a minute")
