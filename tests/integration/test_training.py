@@ -51,7 +51,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 def records(run_dir: str | Path, kind: str) -> list[dict[str, Any]]:
     """Records without the fields that a clock makes."""
-    clock = {"time", "seconds", "tokens_per_second", "waiting"}
+    clock = {"time", "seconds", "tokens_per_second", "waiting", "peak_memory_mb"}
     return [
         {key: value for key, value in record.items() if key not in clock}
         for record in read_log(Path(run_dir) / "log.jsonl")

@@ -82,6 +82,8 @@ LAYERS: dict[str, float] = {
     "members": 4.8,  # of translator
     "translator": 5,
     "tuning": 5.5,  # of cli_eval_tune
+    "parallel": 4.25,  # of update
+    "compiling": 2.5,  # of update
     "update": 4.5,  # of loop
     "loop": 5,  # of trainer
     "runsetup": 5,  # of trainer
@@ -136,9 +138,9 @@ EDGE = {
     "pictures", "report", "report_page", "report_parts", "rerank", "schema", "starter", "survey",
     "textcheck", "textreport", "textrules", "textsides", "tuning",
 }  # fmt: skip
-MAX_CORE_CODE_LINES = 10000  # without blank lines, comments and docstrings
+MAX_CORE_CODE_LINES = 11000  # without blank lines, comments and docstrings
 MAX_EDGE_CODE_LINES = 6500
-MAX_CORE_MODULES = 64
+MAX_CORE_MODULES = 70
 
 NO_CODE = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -14,7 +14,7 @@ from mttrain.checkpoint import checkpoint_names, load_train_state, read_index, v
 from mttrain.errors import CheckpointError
 from mttrain.runlog import read_log
 
-CLOCK = frozenset({"time", "seconds", "tokens_per_second", "waiting", "elapsed"})
+CLOCK = frozenset({"time", "seconds", "tokens_per_second", "waiting", "elapsed", "peak_memory_mb"})
 ONCE = ("corpus", "begin", "epoch", "train", "valid", "best", "candidates", "test", "end")
 DAMAGES = ("cut", "flip", "empty")
 
