@@ -272,7 +272,8 @@ class TrainConfig(Section):
             yield Problem(("tf32", "device"), f"has no effect with device: {self.device}")
         for name in ("compile", "parallel"):
             if self.device == "mps" and next(self.changed(name), None):
-                yield Problem((name, "device"), f"{getattr(self, name)} is not for device: mps")
+                value = str(getattr(self, name)).lower()
+                yield Problem((name, "device"), f"{value} is not for device: mps")
         if self.ema is not None and self.ema < 0.5:
             yield Problem(
                 ("ema",),
