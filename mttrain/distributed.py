@@ -25,6 +25,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from mttrain.errors import ConfigError, MttrainError
 from mttrain.linear import bfloat16_is_fast, bfloat16_products
+from mttrain.rendezvous import meet
 
 # Of one exchange between ranks. Within an update and a validation all have equally much to do, so
 # that one that keeps the others waiting for longer has died where nobody saw it, on another node.
@@ -81,9 +82,9 @@ class World:
         """
         if self.store is not None:
             if self.is_main:
-                self.store.set(f"mttrain/{what}", "done")
+                self.store.set(what, "done")
             else:
-                self.store.wait([f"mttrain/{what}"], _LONG)
+                self.store.wait([what], _LONG)
         self.barrier()
 
     def gather_texts(self, texts: Sequence[str]) -> list[list[str]]:
@@ -139,15 +140,13 @@ def init_world(device: str) -> World:
         return World(rank, size, chosen)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=PATIENCE)
+        store = meet(rank, size, PATIENCE)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     return World(rank, size, chosen, _store())
 
 
 def _store() -> Store:
-    """A store of this start of the job: torchrun keeps one over its restarts."""
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.distributed_c10d._get_default_store()
-    return PrefixStore(f"start/{start}", store)
+    return PrefixStore("mttrain", dist.distributed_c10d._get_default_store())
 
 
 def close_world(world: World) -> None:

@@ -20,6 +20,7 @@ the last may be shorter or empty.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
@@ -34,6 +35,12 @@ from mttrain.distributed import World
 from mttrain.errors import ConfigError
 from mttrain.model import Transformer
 
+# What keeps buffers from being exchanged at each forward: named anew in PyTorch 2.13.
+_BUFFERS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in inspect.signature(DistributedDataParallel).parameters
+)
 MakeStep = Callable[[Transformer], nn.Module]
 
 
@@ -53,7 +60,7 @@ class Parallel:
         if world.size > 1:
             # The buffers are position tables, which each rank grows when it needs to.
             self.step = DistributedDataParallel(
-                self.step, gradient_as_bucket_view=True, broadcast_buffers=False
+                self.step, gradient_as_bucket_view=True, **{_BUFFERS: False}
             )
 
     def backward(self, last: bool) -> AbstractContextManager[None]:

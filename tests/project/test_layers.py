@@ -30,6 +30,7 @@ LAYERS: dict[str, float] = {
     "settings": 0.5,  # of config
     "dataconfig": 0.75,  # of config
     "linear": 0.5,  # of model
+    "rendezvous": 0.5,  # of distributed
     "hashing": 0.5,  # of searchstep and bpedropout
     # What stands on the errors alone.
     "config": 1,
