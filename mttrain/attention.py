@@ -83,7 +83,7 @@ class Attention(nn.Module):
         self, query: Tensor, keys_values: Tensor | None, bias: Tensor | None, causal: bool
     ) -> Tensor:
         """query [B, T, D] with keys_values [B, S, 2D], or [B, T, 3D] alone -> [B, T, D]"""
-        if _is_short(query, keys_values):
+        if not torch.compiler.is_compiling() and _is_short(query, keys_values):
             if causal:
                 bias = _causal_bias(query.shape[1], query.dtype)
             drop = (self.dropout.rate, self.dropout.key) if self.dropout.active else None

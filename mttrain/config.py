@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from mttrain.aliases import OTHER_NAMES
 from mttrain.dataconfig import CorpusConfig as CorpusConfig
 from mttrain.dataconfig import DataConfig as DataConfig
+from mttrain.dataconfig import TokenizerConfig as TokenizerConfig
 from mttrain.errors import ConfigError
 from mttrain.settings import (
     BatchTokens,
@@ -46,51 +47,6 @@ from mttrain.yamlio import (
     plain_tree,
     read_yaml,
 )
-
-
-class TokenizerConfig(Section):
-    """The vocabulary: learned from the training text, or taken from files."""
-
-    # 4 special tokens and 256 bytes are in every vocabulary (tokenizer.MIN_VOCAB_SIZE).
-    vocab_size: Annotated[Whole, Field(ge=260)] = Field(
-        6000, description="subwords to learn, special tokens and the 256 bytes included"
-    )
-    shared: bool = Field(True, description="one vocabulary for both languages")
-    level: Literal["subword", "character"] = Field(
-        "subword", description="what a token is at most: a word or one Unicode character"
-    )
-    dropout: Share = Field(
-        0.0,
-        description="BPE-dropout: probability that a merge is left out when training text is cut "
-        "into subwords, anew in every epoch",
-    )
-    path: Text | None = Field(None, description="existing tokenizer.json to use for both languages")
-    source_path: Text | None = Field(None, description="existing source tokenizer (shared: false)")
-    target_path: Text | None = Field(None, description="existing target tokenizer (shared: false)")
-
-    def problems(self) -> Iterator[Problem]:
-        if self.dropout > 0 and self.level == "character":
-            yield Problem(("dropout", "level"), "needs level: subword: a character is never cut")
-        if self.shared:
-            for name in self.changed("source_path", "target_path"):
-                yield Problem((name, "shared"), "has no effect with shared: true; use path instead")
-        elif self.path is not None:
-            yield Problem(
-                ("path", "shared"),
-                "has no effect with shared: false; use source_path and target_path instead",
-            )
-        elif (self.source_path is None) != (self.target_path is None):
-            name = "source_path" if self.source_path is not None else "target_path"
-            yield Problem(
-                (name, "source_path", "target_path"),
-                "is given alone; give both source_path and target_path, or neither",
-            )
-        if self.path is not None or self.source_path is not None:
-            for name in self.changed("vocab_size", "level"):
-                yield Problem(
-                    (name, "path", "source_path"),
-                    "has no effect when an existing tokenizer is used; remove it",
-                )
 
 
 class ModelConfig(Section):
@@ -230,6 +186,26 @@ class TrainConfig(Section):
         description="arithmetic of matrix products; auto = bf16 on GPUs that have it, else fp32; "
         "bf16 on a CPU without instructions for it is trained as fp32",
     )
+    tf32: bool = Field(
+        False,
+        description="round the factors of float32 products to TensorFloat-32 on GPUs that have it "
+        "(NVIDIA, from Ampere on): faster, with 10 bits instead of 23",
+    )
+    compile: bool = Field(
+        False,
+        description="let torch.compile make the kernels of the layers; batches are padded to few "
+        "sizes, so other dropout masks are drawn; needs a C++ compiler",
+    )
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp",
+        description="several processes: ddp = the whole model on each; fsdp = parameters, "
+        "gradients and moments shared out among them, for models too large for one",
+    )
+    activation_checkpointing: bool = Field(
+        False,
+        description="keep only the input of each layer for backward and compute the rest again: "
+        "less memory, about a third more time",
+    )
     max_bad_updates: Positive = Field(
         10, description="stop after this many updates in a row whose gradient is not finite"
     )
@@ -296,6 +272,17 @@ class TrainConfig(Section):
                 f"{self.average} is above keep_last ({self.keep_last}); only kept checkpoints "
                 "can be averaged",
             )
+        if self.tf32 and self.precision in ("bf16", "fp16"):
+            yield Problem(
+                ("tf32", "precision"),
+                f"has no effect with precision: {self.precision}, whose products are no float32",
+            )
+        if self.tf32 and self.device in ("cpu", "mps"):
+            yield Problem(("tf32", "device"), f"has no effect with device: {self.device}")
+        for name in ("compile", "parallel"):
+            if self.device == "mps" and next(self.changed(name), None):
+                value = str(getattr(self, name)).lower()
+                yield Problem((name, "device"), f"{value} is not for device: mps")
         if self.ema is not None and self.ema < 0.5:
             yield Problem(
                 ("ema",),

@@ -1,4 +1,4 @@
-"""The settings of the text: which files, and which of their pairs are used."""
+"""The settings of the text: which files, which of their pairs are used, and the vocabulary."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mttrain.settings import (
     OneOrMany,
     Problem,
     Section,
+    Share,
     Text,
     Whole,
     as_tuple,
@@ -225,3 +226,48 @@ class DataConfig(Section):
         yield "valid", self.valid
         if self.test is not None:
             yield "test", self.test
+
+
+class TokenizerConfig(Section):
+    """The vocabulary: learned from the training text, or taken from files."""
+
+    # 4 special tokens and 256 bytes are in every vocabulary (tokenizer.MIN_VOCAB_SIZE).
+    vocab_size: Annotated[Whole, Field(ge=260)] = Field(
+        6000, description="subwords to learn, special tokens and the 256 bytes included"
+    )
+    shared: bool = Field(True, description="one vocabulary for both languages")
+    level: Literal["subword", "character"] = Field(
+        "subword", description="what a token is at most: a word or one Unicode character"
+    )
+    dropout: Share = Field(
+        0.0,
+        description="BPE-dropout: probability that a merge is left out when training text is cut "
+        "into subwords, anew in every epoch",
+    )
+    path: Text | None = Field(None, description="existing tokenizer.json to use for both languages")
+    source_path: Text | None = Field(None, description="existing source tokenizer (shared: false)")
+    target_path: Text | None = Field(None, description="existing target tokenizer (shared: false)")
+
+    def problems(self) -> Iterator[Problem]:
+        if self.dropout > 0 and self.level == "character":
+            yield Problem(("dropout", "level"), "needs level: subword: a character is never cut")
+        if self.shared:
+            for name in self.changed("source_path", "target_path"):
+                yield Problem((name, "shared"), "has no effect with shared: true; use path instead")
+        elif self.path is not None:
+            yield Problem(
+                ("path", "shared"),
+                "has no effect with shared: false; use source_path and target_path instead",
+            )
+        elif (self.source_path is None) != (self.target_path is None):
+            name = "source_path" if self.source_path is not None else "target_path"
+            yield Problem(
+                (name, "source_path", "target_path"),
+                "is given alone; give both source_path and target_path, or neither",
+            )
+        if self.path is not None or self.source_path is not None:
+            for name in self.changed("vocab_size", "level"):
+                yield Problem(
+                    (name, "path", "source_path"),
+                    "has no effect when an existing tokenizer is used; remove it",
+                )

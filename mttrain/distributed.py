@@ -1,8 +1,12 @@
 """Processes and devices: torchrun's environment, the process group, reductions, autocast.
 
 One process is the normal case and costs nothing: every reduction returns its input. Under torchrun
-the group is gloo on CPU and NCCL on CUDA. Texts travel as JSON bytes in tensors: the object
-collectives of torch.distributed would pickle.
+gradients travel by NCCL between GPUs and by gloo between CPUs; the few numbers that ranks agree on
+always travel by gloo, in float64, so that no GPU is waited for. Texts travel as JSON bytes in
+tensors: the object collectives of torch.distributed would pickle.
+
+A rank that waits for another gives up after `PATIENCE`; while rank 0 learns a vocabulary or encodes
+a corpus the others look into the store of the job instead (`wait_for_main`), which may take long.
 """
 
 from __future__ import annotations
@@ -12,23 +16,35 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from mttrain.errors import ConfigError, MttrainError
 from mttrain.linear import bfloat16_is_fast, bfloat16_products
+from mttrain.rendezvous import meet
+
+# Of one exchange between ranks. Within an update and a validation all have equally much to do, so
+# that one that keeps the others waiting for longer has died where nobody saw it, on another node.
+PATIENCE = timedelta(minutes=30)
+_LONG = timedelta(days=7)  # for what rank 0 alone does before training
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's place: rank of size, and the device it computes on."""
+    """This process's place: rank of size, and the device it computes on.
+
+    store: of the process group, for long waits; None in a world of one process.
+    """
 
     rank: int
     size: int
     device: torch.device
+    store: Store | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_main(self) -> bool:
@@ -37,12 +53,17 @@ class World:
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element-wise sums over all ranks, in float64."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def largest(self, value: float) -> float:
+        """The largest of the values of all ranks."""
+        return self._reduced([value], dist.ReduceOp.MAX)[0]
+
+    def _reduced(self, values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
         if self.size == 1:
             return list(values)
-        # mps and some NCCL builds lack float64; exactness matters more than the device here.
-        device = self.device if self.device.type == "cuda" else torch.device("cpu")
-        total = torch.tensor(list(values), dtype=torch.float64, device=device)
-        dist.all_reduce(total)
+        total = torch.tensor(list(values), dtype=torch.float64, device=_CPU)
+        dist.all_reduce(total, how)
         return [float(v) for v in total.tolist()]
 
     def any(self, flag: bool) -> bool:
@@ -54,22 +75,33 @@ class World:
         if self.size > 1:
             self.sum([0.0])
 
+    def wait_for_main(self, what: str) -> None:
+        """Wait, for days if it must be, until rank 0 has come here too; then for all.
+
+        what: a word for the work of rank 0, another one at each call.
+        """
+        if self.store is not None:
+            if self.is_main:
+                self.store.set(what, "done")
+            else:
+                self.store.wait([what], _LONG)
+        self.barrier()
+
     def gather_texts(self, texts: Sequence[str]) -> list[list[str]]:
         """The lists of all ranks, in rank order, on every rank."""
         if self.size == 1:
             return [list(texts)]
-        device = self.device if self.device.type == "cuda" else torch.device("cpu")
         data = json.dumps(list(texts)).encode()
-        sizes = torch.zeros(self.size, dtype=torch.int64, device=device)
+        sizes = torch.zeros(self.size, dtype=torch.int64, device=_CPU)
         sizes[self.rank] = len(data)
         dist.all_reduce(sizes)
         longest = int(sizes.max())
-        mine = torch.zeros(longest, dtype=torch.uint8, device=device)
-        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+        mine = torch.zeros(longest, dtype=torch.uint8, device=_CPU)
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         parts = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(parts, mine)
         return [
-            json.loads(bytes(part[:size].cpu().numpy()))
+            json.loads(bytes(part[:size].numpy()))
             for part, size in zip(parts, sizes.tolist(), strict=True)
         ]
 
@@ -104,11 +136,17 @@ def init_world(device: str) -> World:
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    if size > 1 and not dist.is_initialized():
-        # Rank 0 encodes the corpus while the others wait: the usual ten minutes are too few.
-        backend = "nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(hours=12))
-    return World(rank, size, chosen)
+    if size == 1:
+        return World(rank, size, chosen)
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        store = meet(rank, size, PATIENCE)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    return World(rank, size, chosen, _store())
+
+
+def _store() -> Store:
+    return PrefixStore("mttrain", dist.distributed_c10d._get_default_store())
 
 
 def close_world(world: World) -> None:
@@ -128,11 +166,12 @@ def one_voice(world: World) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        lost = isinstance(error, dist.DistBackendError) or "gloo" in str(error)
+        lost = isinstance(error, dist.DistError) or "gloo" in str(error).lower()
         if world.size == 1 or not lost:
             raise
         raise MttrainError(
-            f"rank {world.rank}: another process of this job has ended; its message says why."
+            f"rank {world.rank}: another process of this job has ended; its message, or the one of "
+            "what started it, says why. The same command goes on from the last checkpoint."
         ) from error
 
 
@@ -155,6 +194,12 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
     if dtype in (torch.float32, torch.int8):
         return nullcontext()
     return torch.autocast(device.type, dtype=dtype)
+
+
+def allow_tf32(wanted: bool, device: torch.device) -> None:
+    """Let a GPU round the factors of float32 products, or forbid it; other devices cannot."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if wanted else "highest")
 
 
 def training_type(precision: str, device: torch.device) -> torch.dtype:

@@ -88,6 +88,44 @@ def scaled_mask(shape: torch.Size, rate: float, key: int, like: Tensor) -> Tenso
     return mask.view(shape).to(like.dtype)
 
 
+# ---- for the compiler -------------------------------------------------------------------------
+
+
+def _mixed(state: Tensor, value: Tensor | int) -> Tensor:
+    """One round of `mix64` on int64 words, which wrap around as unsigned ones do."""
+    state = state + value + _signed(0x9E3779B97F4A7C15)
+    state = (state ^ _shifted(state, 30)) * _signed(0xBF58476D1CE4E5B9)
+    state = (state ^ _shifted(state, 27)) * _signed(0x94D049BB133111EB)
+    return state ^ _shifted(state, 31)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _shifted(word: Tensor, bits: int) -> Tensor:
+    return (word >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def traced_mask(shape: torch.Size, rate: float, key: Tensor, like: Tensor) -> Tensor:
+    """`scaled_mask` in operations that torch.compile can join with others; key: int64 [].
+
+    The key is a tensor, since a number would be compiled into the code.
+    """
+    first, second = _tables_on(like.device)
+    position = torch.arange(math.prod(shape), device=like.device)
+    block = torch.arange((position.shape[0] >> 20) + 1, device=like.device)
+    further = _mixed(_mixed(torch.zeros_like(block), key), block)
+    place = torch.where(block == 0, key, further)[position >> 20]
+    inside = position & (_BLOCK - 1)
+    one, two = (place & (_BLOCK - 1)) + inside, ((place >> 32) & (_BLOCK - 1)) + inside
+    kept = (first[one] ^ second[two]) >= round(rate * 65536) - 32768
+    return (kept.float() * (1.0 / (1.0 - rate))).view(shape).to(like.dtype)
+
+
+# ---- modules ----------------------------------------------------------------------------------
+
+
 class _Dropout(torch.autograd.Function):
     """(x, rate, key) -> x * mask; backward makes the mask again."""
 
@@ -128,6 +166,7 @@ class DropoutKeys:
     def __init__(self) -> None:
         self.base = 0
         self.sites = 0
+        self._words: Tensor | None = None
 
     def set(self, seed: int, update: int, micro_batch: int, part: int = 0) -> None:
         """Choose the masks of one forward pass.
@@ -135,6 +174,23 @@ class DropoutKeys:
         micro_batch counts those of all ranks; part: which part of the micro-batch is computed.
         """
         self.base = mix64(seed, update, micro_batch, part)
+        if self._words is not None:
+            words = torch.tensor([self.of_site(site) for site in range(self.sites + 1)])
+            if self._words.is_cuda:
+                words = words.pin_memory()
+            self._words.copy_(words, non_blocking=True)
+
+    def of_site(self, site: int) -> int:
+        """The key of a call site in the running forward pass: 63 bits, as a C integer holds."""
+        return mix64(self.base, site) >> 1
+
+    def hand_to(self, model: nn.Module, device: torch.device) -> None:
+        """Keep the keys on the device too, for the compiled code of the model's call sites."""
+        _tables_on(device)
+        self._words = torch.zeros(self.sites + 1, dtype=torch.int64, device=device)
+        for module in model.modules():
+            if isinstance(module, KeyedDropout):
+                module.word = self._words[module.site]
 
     def next_site(self) -> int:
         """A number for one more call site."""
@@ -153,6 +209,7 @@ class KeyedDropout(nn.Module):
         self.rate = rate
         self.keys = keys
         self.site = keys.next_site()
+        self.word: Tensor | None = None  # the key as a tensor, where compiled code runs
 
     @property
     def active(self) -> bool:
@@ -161,20 +218,24 @@ class KeyedDropout(nn.Module):
 
     @property
     def key(self) -> int:
-        """What the mask of the running forward pass is made from: 63 bits, as a C integer holds."""
-        return mix64(self.keys.base, self.site) >> 1
+        """What the mask of the running forward pass is made from."""
+        return self.keys.of_site(self.site)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [...] -> [...]"""
         if not self.active:
             return x
+        if torch.compiler.is_compiling():
+            assert self.word is not None
+            return x * traced_mask(x.shape, self.rate, self.word, x)
         out: Tensor = _Dropout.apply(x, self.rate, self.key)  # type: ignore[no-untyped-call]
         return out
 
     def add(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + self(x): a residual connection, both [...]"""
-        if not self.active:
-            return residual + x
+        if not self.active or torch.compiler.is_compiling():
+            total: Tensor = residual + self(x)
+            return total
         out: Tensor = _DropoutAdd.apply(residual, x, self.rate, self.key)  # type: ignore[no-untyped-call]
         return out
 

@@ -54,6 +54,8 @@ class ModelStepper:
 
     def __init__(self, model: Transformer, dtype: torch.dtype = torch.float32) -> None:
         config = model.config
+        if model.lm_head.weight.dtype == torch.float64:  # a model that is to be exact stays so
+            dtype = torch.float64
         self.vocab_size = model.lm_head.out_features
         self.heads, self.d_model = config.num_heads, config.d_model
         self.model = model

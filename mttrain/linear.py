@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -61,6 +61,11 @@ def bfloat16_products() -> Iterator[None]:
         _halves.reset(token)
 
 
+def same_products() -> Callable[[], AbstractContextManager[None]]:
+    """What makes a context in which `linear` multiplies as it does here."""
+    return bfloat16_products if _halves.get() else nullcontext
+
+
 @cache
 def bfloat16_is_fast() -> bool:
     """Whether this processor multiplies bfloat16 faster than float32."""
@@ -78,6 +83,9 @@ def lowered(x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
     """x [..., in], weight [out, in], bias [out] -> x W^T + b [..., out], or its positive part."""
+    if torch.compiler.is_compiling():  # which has no use for memory behind the last row
+        out = F.linear(x, weight, bias)
+        return F.relu(out) if relu else out
     if _in_halves(x):
         wide: Tensor = _HalfLinear.apply(x.reshape(-1, x.shape[-1]), weight, bias, relu)  # type: ignore[no-untyped-call]
         return wide.view(*x.shape[:-1], -1)
@@ -124,7 +132,7 @@ def roomy(like: Tensor, *shape: int) -> Tensor:
 
 def with_room(x: Tensor) -> Tensor:
     """x [..., D], copied to where it has room if the linear layer behind it can use that."""
-    if not _onednn_is_faster(x, x):
+    if torch.compiler.is_compiling() or not _onednn_is_faster(x, x):
         return x
     copied: Tensor = _WithRoom.apply(x)  # type: ignore[no-untyped-call]
     return copied

@@ -25,10 +25,11 @@ from mttrain.config import RunConfig
 from mttrain.dataset import Batch, TranslationDataset, batch_loader, epoch_plan
 from mttrain.distributed import World
 from mttrain.errors import CheckpointError, TrainingError
+from mttrain.machine import peak_memory
 from mttrain.model import Transformer
 from mttrain.progress import Interrupt, Progress, Window, limit_reached
 from mttrain.runlog import RunLog
-from mttrain.update import Updater
+from mttrain.update import Pending, Updater
 from mttrain.utilisation import Meter
 
 # Over ranks, in Window.
@@ -66,12 +67,17 @@ class Trainer:
         self.sampler = TokenBatchSampler(
             partial(epoch_plan, config, dataset), rank=world.rank, world=world.size
         )
+        self._open: list[tuple[int, Pending, list[Batch]]] = []  # updates that are not booked yet
+        self._compiled = 0  # graphs, as logged
         self._clock = self._lap = time.monotonic()
 
     # ---- state -------------------------------------------------------------------------------
 
     def state(self) -> TrainState:
-        """What a checkpoint must hold to go on exactly from here, besides the weights."""
+        """What a checkpoint must hold to go on exactly from here, besides the weights.
+
+        Every rank must call it.
+        """
         state = self.updater.state()
         values = {
             **state.values,
@@ -119,6 +125,7 @@ class Trainer:
                 reason = self._epoch(loader)
             if reason not in ("SIGINT", "SIGTERM") and self._unvalidated():
                 reason = self._validate() or reason
+            self.updater.parallel.collect()
         return reason
 
     @property
@@ -183,10 +190,11 @@ class Trainer:
         now = time.monotonic()
         progress.elapsed += now - self._lap
         self._lap = now
-        if self.interrupted():
-            return self._save_and_stop()
         # The clocks of the ranks differ: what rank 0 reads is what counts.
-        elapsed = self.world.sum([progress.elapsed if self.world.is_main else 0.0])[0]
+        mine = [float(self.interrupt.signal), progress.elapsed if self.world.is_main else 0.0]
+        signals, elapsed = self.world.sum(mine)
+        if signals:
+            return self._save_and_stop()
         return limit_reached(
             self.config.train, progress.update, progress.epoch, elapsed, progress.bad_validations
         )
@@ -197,6 +205,7 @@ class Trainer:
 
     def _save_and_stop(self) -> str:
         """Save the state and return the name of the signal."""
+        self._settle()
         if self.progress.bad_updates == 0 or self.updater.dtype == torch.float16:
             self._save(improved=False)
         return signal.Signals(self.interrupt.signal or signal.SIGTERM).name
@@ -204,6 +213,7 @@ class Trainer:
     def _save(self, improved: bool) -> None:
         if self.world.size > 1:
             self._share_window()
+        self.updater.parallel.collect()
         self.on_save(self.progress, improved)
         self.saved = self.progress.update
 
@@ -225,11 +235,29 @@ class Trainer:
 
     def _update(self, group: list[Batch], divisor: int) -> None:
         """One update, counted in the log window; writes a record when it is due."""
-        progress, window = self.progress, self.progress.window
-        outcome = self.updater.run(group, divisor, progress.update + 1)
+        progress = self.progress
+        pending = self.updater.run(group, divisor, progress.update + 1)
         progress.update += 1
+        self._open.append((progress.update, pending, group))
+        due = progress.update % self.config.train.log_every == 0
+        self._settle(all_of_them=due or not self.updater.deferred)
+        now = time.monotonic()
+        progress.seconds += now - self._clock
+        progress.window.seconds += now - self._clock
+        self._clock = now
+        if due:
+            self._log_window(pending.rate)
+
+    def _settle(self, all_of_them: bool = True) -> None:
+        """Book the updates that are under way, or all but the newest."""
+        while len(self._open) > (0 if all_of_them else 1):
+            self._book(*self._open.pop(0))
+
+    def _book(self, update: int, pending: Pending, group: list[Batch]) -> None:
+        progress, window = self.progress, self.progress.window
+        outcome = pending.read()
         if outcome.pieces > 1:
-            self._cut(outcome.pieces)
+            self._cut(update, outcome.pieces)
         if outcome.finite:
             smoothed, nll, correct = outcome.sums
             window.smoothed += smoothed
@@ -243,27 +271,21 @@ class Trainer:
             window.norm += outcome.norm
             progress.bad_updates = 0
         else:
-            self._left_out(group)
-        now = time.monotonic()
-        progress.seconds += now - self._clock
-        window.seconds += now - self._clock
-        self._clock = now
-        if progress.update % self.config.train.log_every == 0:
-            self._log_window(outcome.rate)
+            self._left_out(update, group)
 
-    def _cut(self, pieces: int) -> None:
+    def _cut(self, update: int, pieces: int) -> None:
         """Count an update whose batches did not fit in memory; the first is told."""
         progress = self.progress
         progress.cut += 1
-        self.log.event("cut", step=progress.update, pieces=pieces)
+        self.log.event("cut", step=update, pieces=pieces)
         if progress.cut == 1:
             self.log.say(
-                f"warning: a batch of update {progress.update} did not fit in memory and was "
+                f"warning: a batch of update {update} did not fit in memory and was "
                 f"computed in {pieces} pieces, which takes time; the log counts such updates. "
                 "A smaller train.batch_tokens with a larger train.accumulate avoids them."
             )
 
-    def _left_out(self, group: list[Batch]) -> None:
+    def _left_out(self, update: int, group: list[Batch]) -> None:
         """Count an update whose gradient was not finite; too many in a row end the run."""
         progress = self.progress
         progress.bad_updates += 1
@@ -272,16 +294,16 @@ class Trainer:
         if self.updater.dtype == torch.float16 and progress.bad_updates < limit:
             return  # the loss scaler looks for its scale this way
         pairs = [self.dataset.locate(i) for batch in group for i in batch.indices]
-        self.log.event("left_out", step=progress.update, pairs=pairs)
+        self.log.event("left_out", step=update, pairs=pairs)
         ranks = "" if self.world.size == 1 else " and those of the other processes"
         self.log.say(
-            f"warning: the gradient of update {progress.update} is not finite and was left out; "
+            f"warning: the gradient of update {update} is not finite and was left out; "
             f"pairs: {', '.join(pairs[:5])}{', ...' if len(pairs) > 5 else ''}{ranks}"
         )
         if progress.bad_updates >= limit:
             raise TrainingError(
                 f"training diverged: {progress.bad_updates} updates in a row, up to update "
-                f"{progress.update}, had a gradient that is not finite. The last checkpoint is "
+                f"{update}, had a gradient that is not finite. The last checkpoint is "
                 "intact; lower optim.lr and run the same command again."
             )
 
@@ -291,6 +313,7 @@ class Trainer:
         totals = self.world.sum([getattr(window, name) for name in SUMMED])
         sums = dict(zip(SUMMED, totals, strict=True))
         targets = sums["target_tokens"]
+        peak = int(self.world.largest(peak_memory(self.world.device)))
         if targets == 0:
             return
         loss, speeds = sums["smoothed"] / targets, self.meter.record(sums, window.seconds)
@@ -310,13 +333,27 @@ class Trainer:
             **speeds,
             seconds=round(progress.seconds, 2),
             waiting=round(window.waiting / window.seconds, 4) if window.seconds > 0 else 0.0,
+            peak_memory_mb=peak,
         )
+        self._log_compiled()
         self._bar.update(
             progress.update,
             loss=f"{loss:.3f}",
             lr=f"{rate:.2e}",
             tok_s=f"{speeds['tokens_per_second']:.0f}",
         )
+
+    def _log_compiled(self) -> None:
+        """Tell of code that was compiled since the last time."""
+        compiler = self.updater.compiler
+        if compiler is None or compiler.graphs == self._compiled:
+            return
+        self._compiled = compiler.graphs
+        seconds = round(compiler.seconds, 1)
+        self.log.event(
+            "compiled", step=self.progress.update, graphs=compiler.graphs, seconds=seconds
+        )
+        self.log.say(f"torch.compile has made {compiler.graphs} pieces of code, in {seconds:.0f} s")
 
     # ---- validation --------------------------------------------------------------------------
 
@@ -330,6 +367,8 @@ class Trainer:
     def _validate(self) -> str:
         """Validate, keep the books of the best, save; returns a reason to stop or nothing."""
         progress = self.progress
+        self._settle()
+        self.updater.parallel.collect()
         with self._evaluating():
             value = self.on_validate(progress)
         if value is None:  # cut short: resuming validates this update again

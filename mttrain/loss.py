@@ -194,16 +194,23 @@ class _Sums:
 
 
 def smoothed_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, pad_id: int = 0
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    pad_id: int = 0,
+    rows: Tensor | None = None,
 ) -> LossSums:
     """Sums of the label-smoothed loss over all targets that are not padding.
 
     hidden [..., D], weight [V, D] (the output projection), targets [...] of the same leading shape.
     Equal to `F.cross_entropy(..., ignore_index=pad_id, label_smoothing=..., reduction="sum")`:
     the smoothing mass is spread over all V types, and padded positions add nothing.
-    No counted token gives zeros (never 0/0); gradients flow to hidden and weight.
+    No counted token gives zeros (never 0/0); gradients flow to hidden and weight. `rows`: where
+    there is no padding, as `real_rows` finds it; on a GPU to find it here waits for the device.
     """
-    return _sums(hidden.reshape(1, -1, hidden.shape[-1]), weight, targets, smoothing, 0.0, pad_id)
+    one = hidden.reshape(1, -1, hidden.shape[-1])
+    return _sums(one, weight, targets, smoothing, 0.0, pad_id, rows)
 
 
 def consistent_loss(
@@ -213,6 +220,7 @@ def consistent_loss(
     smoothing: float,
     consistency: float,
     pad_id: int = 0,
+    rows: Tensor | None = None,
 ) -> LossSums:
     """R-Drop (Liang et al. 2021): two passes with other dropout masks are to say the same.
 
@@ -221,7 +229,12 @@ def consistent_loss(
     up; nll and correct are means of both; tokens are counted once.
     """
     both = hidden.reshape(2, -1, hidden.shape[-1])
-    return _sums(both, weight, targets, smoothing, consistency, pad_id)
+    return _sums(both, weight, targets, smoothing, consistency, pad_id, rows)
+
+
+def real_rows(targets: Tensor, pad_id: int = 0) -> Tensor:
+    """Places of the targets [...] that are no padding, in the flattened tensor: int64 [R]"""
+    return (targets.reshape(-1) != pad_id).nonzero()[:, 0]
 
 
 def _sums(
@@ -231,13 +244,14 @@ def _sums(
     smoothing: float,
     consistency: float,
     pad_id: int,
+    rows: Tensor | None,
 ) -> LossSums:
     """passes [C, N, D], targets of N elements"""
     flat_targets = targets.reshape(-1)
-    real = (flat_targets != pad_id).nonzero()[:, 0]
+    real = real_rows(targets, pad_id) if rows is None else rows
     # The final layer norm gives float32, and no context reaches the products of an own function.
-    rows = lowered(passes.index_select(1, real).flatten(0, 1))
+    found = lowered(passes.index_select(1, real).flatten(0, 1))
     chosen = flat_targets.index_select(0, real)
     wanted = torch.is_grad_enabled()
-    loss, rest = _ProjectedLoss.apply(rows, weight, chosen, smoothing, consistency, wanted)  # type: ignore[no-untyped-call]
+    loss, rest = _ProjectedLoss.apply(found, weight, chosen, smoothing, consistency, wanted)  # type: ignore[no-untyped-call]
     return LossSums(loss, rest[0], int(real.numel()), rest[1])

@@ -14,6 +14,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import resource
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -73,6 +75,17 @@ def _keep_memory() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     largest = 2**31 - 1
     return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_ON_HEAP) and mallopt(_TRIM_THRESHOLD, largest))
+
+
+def peak_memory(device: torch.device) -> int:
+    """Megabytes (2^20): the most that tensors took on a GPU since the last call, or that this
+    process ever held on another device."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return int(peak) >> 20
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit >> 20
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -15,6 +15,7 @@ Masks: True = may attend.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +62,13 @@ def _embedding(rows: int, d_model: int) -> nn.Embedding:
 
 
 class Layer(nn.Module):
-    """What encoder and decoder layers share: feed-forward block, dropout, and the norm order."""
+    """What encoder and decoder layers share: feed-forward block, dropout, and the norm order.
+
+    `trained_by` stands for `compute` in training: the same function compiled, or computed again in
+    backward; see `compiling`.
+    """
+
+    trained_by: Callable[..., Tensor] | None = None
 
     def __init__(self, config: ModelConfig, keys: DropoutKeys) -> None:
         super().__init__()
@@ -102,11 +109,21 @@ class Layer(nn.Module):
         out = linear(self.activation_dropout(hidden), self.fc2.weight, self.fc2.bias)
         return self.after(x, out, self.final_layer_norm, self.final_dropout)
 
+    def forward(self, *inputs: Tensor | None) -> Tensor:
+        """What `compute` gives for these inputs."""
+        if self.training and self.trained_by is not None:
+            return self.trained_by(*inputs)
+        return self.compute(*inputs)
+
+    def compute(self, *inputs: Tensor | None) -> Tensor:
+        """The layer: inputs as its kind takes them, the first [B, T, D] -> [B, T, D]"""
+        raise NotImplementedError
+
 
 class EncoderLayer(Layer):
     """Self-attention and feed-forward block."""
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def compute(self, x: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
         """x [B, S, D], bias [B, 1, 1, S] -> [B, S, D]"""
         out = self.self_attn(self.before(x, self.self_attn_layer_norm), bias)
         x = self.after(x, out, self.self_attn_layer_norm, self.self_attn_dropout)
@@ -122,7 +139,9 @@ class DecoderLayer(Layer):
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
         self.encoder_attn_dropout = KeyedDropout(config.dropout, keys)
 
-    def forward(self, x: Tensor, memory: Tensor, memory_bias: Tensor | None) -> Tensor:
+    def compute(  # type: ignore[override]
+        self, x: Tensor, memory: Tensor, memory_bias: Tensor | None
+    ) -> Tensor:
         """x [B, T, D], memory [B, S, D], memory_bias [B, 1, 1, S] -> [B, T, D]
 
         Padding stands at the end of a target, so the causal mask alone keeps real positions

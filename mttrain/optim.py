@@ -101,6 +101,20 @@ def clip_gradients(parameters: Iterable[Tensor], norm: Tensor, limit: float) -> 
     torch.nn.utils.clip_grads_with_norm_(kept, limit, norm)
 
 
+def step_if_finite(optimizer: torch.optim.AdamW, norm: Tensor) -> None:
+    """A step of fused AdamW that its kernels leave out, moments and counters too, when the norm of
+    the gradient is not finite: decided on the device, which nobody waits for.
+
+    The flag is the one by which a GradScaler tells fused optimisers of an overflow.
+    """
+    flag = (~norm.isfinite()).to(torch.float32)
+    optimizer.found_inf = flag  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.found_inf  # type: ignore[attr-defined]
+
+
 class WeightAverage:
     """Exponential moving average of the weights after each update.
 

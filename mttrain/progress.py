@@ -7,7 +7,9 @@ resuming needs, because nothing else in training has a state of its own.
 from __future__ import annotations
 
 import math
+import os
 import signal
+import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import FrameType
@@ -16,6 +18,8 @@ from typing import Any
 from mttrain.config import TrainConfig
 from mttrain.errors import CheckpointError
 from mttrain.metrics import Score
+
+_ECHO = 5.0
 
 
 @dataclass
@@ -117,11 +121,16 @@ class TrainResult:
 class Interrupt:
     """Remembers SIGINT and SIGTERM until the running update is done; a second signal ends at once.
 
+    Under torchrun one order may come twice, from whoever stops the job and from torchrun, which
+    passes it on: there, a signal within `_ECHO` seconds of the first is the same one.
+
     Used as a context manager; restores the former handlers.
     """
 
     def __init__(self) -> None:
         self.signal = 0
+        self._since = 0.0
+        self._echo = _ECHO if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -137,7 +146,10 @@ class Interrupt:
             signal.signal(number, former)
 
     def _remember(self, number: int, _: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.signal and now - self._since < self._echo:
+            return
         if self.signal:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self.signal = number
+        self.signal, self._since = number, now

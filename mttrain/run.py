@@ -37,7 +37,7 @@ from mttrain.checkpoint import (
 )
 from mttrain.config import RunConfig
 from mttrain.dataset import TranslationDataset, encode_corpus, load_raw
-from mttrain.distributed import World, training_type
+from mttrain.distributed import World, allow_tf32, training_type
 from mttrain.ending import MADE, Ending, averaged_best, validated
 from mttrain.errors import CheckpointError, TrainingError
 from mttrain.loop import Trainer
@@ -71,6 +71,7 @@ class Run:
         wanted = config.train.precision
         if wanted == "bf16" and training_type(wanted, world.device) == torch.float32:
             self.cpu += "; float32, since bf16 would be slower on this processor"
+        allow_tf32(config.train.tf32, world.device)
         self._sign = -1.0 if self.metric in LOWER_IS_BETTER else 1.0
 
     def run(self) -> TrainResult:
@@ -130,7 +131,7 @@ class Run:
                 self._report_corpus()
             with self.log.progress(None, what="encoded pair") as bar:
                 self.dataset, self.valid_set = self._encode(bar.update)
-        self.world.barrier()
+        self.world.wait_for_main("text")
         if not self.world.is_main:
             self.dataset, self.valid_set = self._encode()
         self.validator = Validator(
@@ -313,8 +314,9 @@ class Run:
         return self._sign * self.scores[self.metric]
 
     def _save(self, progress: Progress, improved: bool) -> None:
-        """Checkpoint, index, and removal of what is no longer kept; rank 0 only."""
+        """Checkpoint, index, and removal of what is no longer kept; rank 0 writes."""
         validated = progress.validated == progress.update
+        state = self.trainer.state()
         if self.world.is_main:
             scores = self.scores if validated else {}
             name = f"step-{progress.update:08d}"
@@ -326,7 +328,7 @@ class Run:
                 self.model,
                 self._meta(scores),
                 self.tokenizers,
-                self.trainer.state(),
+                state,
             )
             index = read_index(self.run_dir)
             if index.metric != self.metric:
@@ -417,6 +419,10 @@ class Run:
         if mixture := self.dataset.store.mixture():
             self._say(mixture)
         self._say(self.cpu)
+        if self.config.train.tf32 and self.world.device.type != "cuda":
+            self._say(f"train.tf32 has no effect on {self.world.device.type}")
+        if self.config.train.parallel == "fsdp" and self.world.size == 1:
+            self._say("train.parallel fsdp has no effect in one process")
 
     # ---- talking -----------------------------------------------------------------------------
 

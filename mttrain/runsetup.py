@@ -62,6 +62,11 @@ MAY_CHANGE = (
     "data.workers",
     "data.cache_dir",
     "optim",
+    "train.parallel",
+    "train.activation_checkpointing",
+    "train.compile",
+    "train.tf32",
+    "train.accumulate",
     "train.max_steps",
     "train.max_epochs",
     "train.max_time",
@@ -298,7 +303,7 @@ def tokenizers_of_run(config: RunConfig, world: World, log: RunLog) -> Tokenizer
         _require_tags(config, made[names[0]])
         for name, tokenizer in made.items():
             tokenizer.save(run_dir / name)
-    world.barrier()
+    world.wait_for_main("vocabulary")
     source = Tokenizer.load(run_dir / names[0])
     return source, (source if config.tokenizer.shared else Tokenizer.load(run_dir / names[1]))
 

@@ -7,28 +7,29 @@ however they are grouped, and two processes train what one does on the same glob
 Nothing draws from a global generator: dropout is a function of (seed, update, global micro-batch),
 the learning rate of the update.
 
-Price beside the model's own work: the device is waited for once per micro-batch, for the number of
-rows of the loss, and once per update, for the norm of the gradient, which must be known finite
-before it is used.
+On a GPU an update is never waited for: what stands in its batches is known to the CPU, batches come
+from pinned memory, the optimiser's kernel itself leaves out an update whose gradient is not finite,
+and the figures of an update are read when the next one is under way (`Pending`). With `train.ema`
+the device is waited for once, for the norm of the gradient.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from mttrain.checkpoint import TrainState
+from mttrain.compiling import Compiler, padded, prepare_layers
 from mttrain.config import RunConfig
 from mttrain.dataset import Batch
-from mttrain.distributed import World, training_precision, training_type
+from mttrain.distributed import World, autocast, training_precision, training_type
 from mttrain.errors import TrainingError
-from mttrain.loss import LossSums, consistent_loss, smoothed_loss
+from mttrain.loss import LossSums, consistent_loss, real_rows, smoothed_loss
 from mttrain.machine import out_of_memory
 from mttrain.model import Transformer
 from mttrain.optim import (
@@ -39,7 +40,9 @@ from mttrain.optim import (
     learning_rate,
     reserve_memory,
     set_learning_rate,
+    step_if_finite,
 )
+from mttrain.parallel import gathered, parallel
 
 # On a CPU a batch is computed in parts of so many cells x d_model, 2 MB for each tensor of a layer:
 # what is kept for backward grows with the part, and what does not fit the caches is slow.
@@ -56,15 +59,18 @@ class StepModule(nn.Module):
         self.model = model
         self.smoothing, self.consistency = smoothing, consistency
 
-    def forward(self, source: Tensor, target_in: Tensor, target_out: Tensor) -> LossSums:
-        """source [B, S], target_in and target_out [B, T] -> sums over the target tokens"""
+    def forward(
+        self, source: Tensor, target_in: Tensor, target_out: Tensor, rows: Tensor | None = None
+    ) -> LossSums:
+        """source [B, S], target_in and target_out [B, T], rows [R] (`loss.real_rows`) -> sums over
+        the target tokens"""
         weight = self.model.lm_head.weight
         if self.consistency:
             hidden = self.model(source.repeat(2, 1), target_in.repeat(2, 1))
             how = self.smoothing, self.consistency, self.model.pad_id
-            return consistent_loss(hidden, weight, target_out, *how)
+            return consistent_loss(hidden, weight, target_out, *how, rows)
         hidden = self.model(source, target_in)
-        return smoothed_loss(hidden, weight, target_out, self.smoothing, self.model.pad_id)
+        return smoothed_loss(hidden, weight, target_out, self.smoothing, self.model.pad_id, rows)
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,24 @@ class Outcome:
     pieces: int
 
 
+@dataclass(frozen=True)
+class Pending:
+    """An update under way. figures [4], on the CPU when `ready`: sums and norm of `Outcome`."""
+
+    figures: Tensor
+    rate: float
+    pieces: int
+    ready: torch.cuda.Event | None
+
+    def read(self) -> Outcome:
+        """What it did, when it is done."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        smoothed, nll, correct, norm = self.figures.tolist()
+        sums = (smoothed, nll, correct)
+        return Outcome(sums, norm, self.rate, math.isfinite(norm), self.pieces)
+
+
 class Updater:
     """Model, optimiser and what stands between them."""
 
@@ -90,38 +114,48 @@ class Updater:
         self, config: RunConfig, model: Transformer, world: World, locate: Callable[[int], str]
     ) -> None:
         """locate: file and line of a pair's number, for messages."""
-        self.config, self.model, self.world, self.locate = config, model, world, locate
-        self.optimizer = build_optimizer(model, config.optim)
+        self.config, self.world, self.locate = config, world, locate
+        losses = config.optim.label_smoothing, config.optim.rdrop
+        self.parallel = parallel(
+            config.train.parallel, model, world, lambda trained: StepModule(trained, *losses)
+        )
+        self.model, self.step = self.parallel.trained, self.parallel.step
+        self.compiler = Compiler() if config.train.compile else None
+        again = config.train.activation_checkpointing
+        prepare_layers(self.model, world.device, self.compiler, again)
+        self.optimizer = build_optimizer(self.model, config.optim)
         self._keeps_gradients = world.device.type == "cpu" and world.size == 1
         if self._keeps_gradients:
             reserve_memory(self.optimizer)
         self.dtype = training_type(config.train.precision, world.device)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.dtype == torch.float16)
-        step: nn.Module = StepModule(model, config.optim.label_smoothing, config.optim.rdrop)
-        if world.size > 1:
-            # The buffers are position tables, which each rank grows when it needs to.
-            step = DistributedDataParallel(
-                step, gradient_as_bucket_view=True, broadcast_buffers=False
-            )
-        self.step = step
         decay = config.train.ema
-        self.ema = None if decay is None else WeightAverage(dict(model.named_parameters()), decay)
+        parameters = dict(self.model.named_parameters())
+        self.ema = None if decay is None else WeightAverage(parameters, decay)
+        # Whether the optimiser's kernel is told on the device to leave an update out.
+        self.deferred = world.device.type == "cuda" and self.ema is None
         self._sums: list[Tensor] = []
 
     # ---- state -------------------------------------------------------------------------------
 
     def state(self) -> TrainState:
-        """Tensors of the optimiser by parameter name, and the values of the loss scaler."""
+        """Tensors of the optimiser by parameter name, and the values of the loss scaler.
+
+        Every rank must call it; where tensors are sharded, only rank 0 is given them.
+        """
         tensors = {}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"{name}:{key}"] = value
         if self.ema is not None:
             tensors |= {f"{name}:{_EMA}": value for name, value in self.ema.weights.items()}
-        return TrainState(tensors=tensors, values={"scaler": self.scaler.state_dict()})
+        keep = self.world.is_main or not self.parallel.sharded
+        whole = gathered(self.parallel, tensors, keep)
+        return TrainState(tensors=whole, values={"scaler": self.scaler.state_dict()})
 
     def restore(self, state: TrainState) -> None:
-        """Go on from a saved state."""
+        """Go on from a saved state, with the weights that the model was given."""
+        self.parallel.spread()
         if state.values["scaler"]:  # empty when the run was not in float16
             self.scaler.load_state_dict(state.values["scaler"])
         parameters = dict(self.model.named_parameters())
@@ -130,41 +164,61 @@ class Updater:
             parameter = parameters[name]
             if part == _EMA:
                 assert self.ema is not None  # train.ema cannot change in a run
-                self.ema.weights[name].copy_(value)
+                self.ema.weights[name].copy_(self.parallel.like(parameter, value))
                 continue
             # AdamW keeps its step counters where its kernels want them, not with the moments.
             capturable = part == "step" and parameter.device.type == "cpu"
-            device = torch.device("cpu") if capturable else parameter.device
-            self.optimizer.state[parameter][part] = value.to(device)
+            placed = value if capturable else self.parallel.like(parameter, value)
+            self.optimizer.state[parameter][part] = placed
 
     # ---- one update --------------------------------------------------------------------------
 
-    def run(self, group: Sequence[Batch], divisor: int, update: int) -> Outcome:
+    def run(self, group: Sequence[Batch], divisor: int, update: int) -> Pending:
         """Update number `update` (from 1) on this rank's batches; divisor: target tokens of all.
 
         A batch that does not fit in memory is computed in pieces; TrainingError when a single pair
         does not fit, or when other processes would have to wait.
         """
+        self.parallel.release()
         pieces = self._gradients(group, divisor, update)
         self.scaler.unscale_(self.optimizer)
-        norm = gradient_norm(self.model.parameters())
+        norm = self.parallel.whole(gradient_norm(self.model.parameters()))
         rate = learning_rate(update, self.config.optim, self.config.train.max_steps)
-        finite = math.isfinite(norm.item())
-        if finite:
-            if self.config.optim.clip_norm is not None:
-                clip_gradients(self.model.parameters(), norm, self.config.optim.clip_norm)
-            set_learning_rate(self.optimizer, rate)
-            self.scaler.step(self.optimizer)
-            if self.ema is not None:
-                self.ema.add(update)
+        set_learning_rate(self.optimizer, rate)
+        if self.deferred or math.isfinite(norm.item()):
+            self._step(norm, update)
         self.scaler.update()
-        smoothed, nll, correct = torch.stack(self._sums).cpu().double().sum(0).tolist()
+        pending = self._pending(norm, rate, pieces)
         self._forget()
-        return Outcome((smoothed, nll, correct), norm.item(), rate, finite, pieces)
+        return pending
+
+    def _step(self, norm: Tensor, update: int) -> None:
+        """Change the weights; a deferred step looks itself whether the norm is finite."""
+        if self.config.optim.clip_norm is not None:
+            clip_gradients(self.model.parameters(), norm, self.config.optim.clip_norm)
+        if self.deferred:
+            step_if_finite(self.optimizer, norm)
+        else:
+            self.scaler.step(self.optimizer)
+        if self.ema is not None:
+            self.ema.add(update)
+
+    def _pending(self, norm: Tensor, rate: float, pieces: int) -> Pending:
+        """The figures, on their way to the CPU."""
+        sums = torch.stack(self._sums)
+        if not self.deferred:
+            sums, norm = sums.cpu(), norm.cpu()
+        figures = torch.cat((sums.double().sum(0), norm.double()[None]))
+        figures = figures.to("cpu", non_blocking=True)
+        ready = None
+        if self.world.device.type == "cuda":
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+        return Pending(figures, rate, pieces, ready)
 
     def ema_weights(self) -> dict[str, Tensor] | None:
-        """The running mean of the weights by parameter name, if one is kept."""
-        return None if self.ema is None else self.ema.weights
+        """The running mean of the weights by parameter name, if one is kept, on every rank."""
+        return None if self.ema is None else gathered(self.parallel, self.ema.weights, True)
 
     def _forget(self) -> None:
         """Gradients and sums of the update."""
@@ -214,20 +268,34 @@ class Updater:
         """What of a batch is computed at once: all on a GPU, on a CPU what its caches can hold."""
         rows = batch.source.shape[0]
         cells = rows * max(batch.source.shape[1], batch.target_out.shape[1])
-        if self.world.device.type == "cpu":
+        # Shards are gathered at each forward, by all ranks together: one for each batch.
+        if self.world.device.type == "cpu" and not self.parallel.sharded:
             passes = 2 if self.config.optim.rdrop else 1
             cells = min(cells, PART_ELEMENTS // (passes * self.config.model.d_model))
         return list(batch.parts(-(-cells // pieces)))
 
     def _backward(self, batch: Batch, divisor: int, last: bool) -> None:
-        on_device = batch.to(self.world.device)
-        keep_local: AbstractContextManager[None] = nullcontext()
-        if not last and isinstance(self.step, DistributedDataParallel):
-            keep_local = self.step.no_sync()
-        with keep_local:
-            with training_precision(self.world.device, self.dtype):
-                sums = self.step(on_device.source, on_device.target_in, on_device.target_out)
-            # DistributedDataParallel averages over ranks; the divisor already counts all of them.
+        inputs = self._inputs(batch)
+        with self.parallel.backward(last):
+            with self._precision():
+                sums = self.step(*inputs)
+            # Gradients are averaged over ranks; the divisor already counts all of them.
             loss = sums.smoothed * (self.world.size / divisor)
             self.scaler.scale(loss).backward()
         self._sums.append(torch.stack((sums.smoothed.detach(), sums.nll, sums.correct)))
+
+    def _precision(self) -> AbstractContextManager[object]:
+        """Context of the forward pass: compiled code knows PyTorch's own alone."""
+        how = training_precision if self.compiler is None else autocast
+        return how(self.world.device, self.dtype)
+
+    def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """What `StepModule` takes, on its way to the device; padded for compiled code."""
+        pad = self.model.pad_id
+        inputs = [batch.source, batch.target_in, batch.target_out]
+        if self.compiler is not None:
+            inputs = [padded(side, pad) for side in inputs]
+        inputs.append(real_rows(inputs[2], pad))
+        if self.world.device.type == "cuda":
+            inputs = [tensor.pin_memory() for tensor in inputs]
+        return tuple(tensor.to(self.world.device, non_blocking=True) for tensor in inputs)

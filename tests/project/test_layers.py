@@ -30,6 +30,7 @@ LAYERS: dict[str, float] = {
     "settings": 0.5,  # of config
     "dataconfig": 0.75,  # of config
     "linear": 0.5,  # of model
+    "rendezvous": 0.5,  # of distributed
     "hashing": 0.5,  # of searchstep and bpedropout
     # What stands on the errors alone.
     "config": 1,
@@ -84,6 +85,8 @@ LAYERS: dict[str, float] = {
     "members": 4.8,  # of translator
     "translator": 5,
     "tuning": 5.5,  # of cli_eval_tune
+    "parallel": 4.25,  # of update
+    "compiling": 2.5,  # of update
     "update": 4.5,  # of loop
     "utilisation": 4.5,  # of loop
     "loop": 5,  # of trainer
@@ -141,7 +144,7 @@ EDGE = {
     "pictures", "report", "report_page", "report_parts", "rerank", "schema", "starter", "survey",
     "textcheck", "textreport", "textrules", "textsides", "tuning",
 }  # fmt: skip
-MAX_CORE_CODE_LINES = 10700  # without blank lines, comments and docstrings
+MAX_CORE_CODE_LINES = 11800  # without blank lines, comments and docstrings
 MAX_EDGE_CODE_LINES = 6500
 MAX_CORE_MODULES = 70
 

@@ -6,8 +6,10 @@ import gzip
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ SHELL = [
     "scripts/test",
     "scripts/check",
     "scripts/check_wheel",
+    "scripts/slurm_train.sbatch",
     ".ci/run",
 ]
 GET_MULTI30K = PROJECT / "scripts" / "get_multi30k.py"
@@ -102,3 +105,62 @@ def test_unpacks_the_real_corpus(tmp_path: Path) -> None:
     }
     found = hashlib.sha256((tmp_path / "val.de").read_bytes()).hexdigest()
     assert found == "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660"
+
+
+# ---- Slurm ------------------------------------------------------------------------------------
+
+# What `srun` is given is what it runs; `scontrol` knows two nodes and writes down what it is asked.
+SRUN = """#!/usr/bin/env bash
+echo "$*" > asked
+trap 'echo told >> asked; exit 143' TERM
+touch started
+for _ in $(seq 600); do [[ -e end ]] && exit 7; sleep 0.1; done
+"""
+SCONTROL = """#!/usr/bin/env bash
+if [[ $1 == show ]]; then printf 'node7\\nnode8\\n'; else echo "$*" > requeued; fi
+"""
+
+
+def start_job(folder: Path) -> subprocess.Popen[str]:
+    """The batch script on a machine that pretends to be a cluster, once its step has begun."""
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    environment = {
+        **os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": "python",
+        "SLURM_JOB_ID": "123", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_NUM_NODES": "2",
+    }  # fmt: skip
+    job = subprocess.Popen(
+        [PROJECT / "scripts" / "slurm_train.sbatch", "--config", "x.yaml"],
+        cwd=folder, env=environment, text=True, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (folder / "started").exists():
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.05)
+    return job
+
+
+@needs_bash
+def test_slurm_job_meets_at_its_first_node_and_passes_a_failure_on(tmp_path: Path) -> None:
+    """Stops nodes from waiting for each other at other places, and a failed job from looking
+    done."""
+    job = start_job(tmp_path)
+    (tmp_path / "end").touch()
+    job.communicate(timeout=60)
+    assert job.returncode == 7
+    asked = (tmp_path / "asked").read_text()
+    assert "--nnodes 2 " in asked and "--rdzv-endpoint node7:20123 " in asked
+    assert asked.endswith("-m mttrain train --config x.yaml\n")
+    assert not (tmp_path / "requeued").exists()
+
+
+@needs_bash
+def test_slurm_job_is_queued_again_when_its_time_ends(tmp_path: Path) -> None:
+    """Stops a job from being killed in its last minutes without a checkpoint."""
+    job = start_job(tmp_path)
+    job.send_signal(signal.SIGUSR1)
+    job.communicate(timeout=60)
+    assert job.returncode == 0
+    assert (tmp_path / "asked").read_text().endswith("told\n")
+    assert (tmp_path / "requeued").read_text() == "requeue 123\n"

@@ -18,6 +18,7 @@ CLOCK = frozenset(
     {
         "time", "seconds", "waiting", "elapsed", "tokens_per_second", "source_tokens_per_second",
         "nonpadding_per_second", "flops_per_second", "utilisation", "peak_flops", "peak_how",
+        "peak_memory_mb",
     }
 )  # fmt: skip
 ONCE = ("corpus", "begin", "epoch", "train", "valid", "best", "candidates", "test", "end")

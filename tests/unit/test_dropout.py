@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mttrain.dropout import DropoutKeys, KeyedDropout, keep_mask, mix64
+from mttrain.dropout import (
+    DropoutKeys,
+    KeyedDropout,
+    keep_mask,
+    mix64,
+    scaled_mask,
+    traced_mask,
+)
 
 CPU = torch.device("cpu")
 
@@ -111,3 +118,14 @@ def test_keys_fit_a_signed_integer() -> None:
     for update in range(50):
         keys.set(1, update, 0)
         assert 0 <= module.key < 1 << 63
+
+
+@pytest.mark.parametrize("count", [1, 1000, (1 << 20) + 1, 3 * (1 << 20) + 5])
+def test_compiled_code_draws_the_same_mask(count: int) -> None:
+    """The hash in int64 operations, where words above 2^63 are negative: an arithmetic shift for a
+    logical one would change every block but the first."""
+    like = torch.zeros(())
+    for seed in range(5):
+        key = mix64(seed, 9) >> 1
+        wanted = scaled_mask(torch.Size((count,)), 0.3, key, like)
+        assert torch.equal(traced_mask(torch.Size((count,)), 0.3, torch.tensor(key), like), wanted)

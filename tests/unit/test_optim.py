@@ -17,6 +17,7 @@ from mttrain.optim import (
     gradient_norm,
     learning_rate,
     parameter_groups,
+    step_if_finite,
 )
 
 
@@ -123,3 +124,24 @@ def test_running_mean_is_the_recursion() -> None:
         wanted = [decay * old + (1 - decay) * new for old, new in pairs]
         assert mean.weights["w"].tolist() == pytest.approx(wanted, rel=1e-5)
     assert not mean.weights["w"].requires_grad
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_a_step_that_is_left_out_on_the_device_leaves_nothing_behind(bad: float) -> None:
+    """Weights, moments and counters are those of a run that never saw the bad gradient."""
+    results = []
+    for gradients in ([0.5, bad, -0.25], [0.5, -0.25]):
+        weight = torch.nn.Linear(3, 2)
+        torch.nn.init.ones_(weight.weight)
+        torch.nn.init.ones_(weight.bias)
+        optimizer = build_optimizer(weight, OptimConfig())
+        for value in gradients:
+            for parameter in weight.parameters():
+                parameter.grad = torch.full_like(parameter, value)
+            norm = gradient_norm(weight.parameters())
+            clip_gradients(weight.parameters(), norm, 0.1)
+            step_if_finite(optimizer, norm)
+        state = [value for p in weight.parameters() for value in optimizer.state[p].values()]
+        results.append([*weight.parameters(), *state])
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)

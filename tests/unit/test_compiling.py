@@ -1,0 +1,117 @@
+"""Layers that are computed again in backward, and compiled ones, against the layers as written."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+
+from mttrain.compiling import Compiler, check_compiler, padded, prepare_layers
+from mttrain.config import ModelConfig
+from mttrain.errors import ConfigError
+from mttrain.linear import HAS_ONEDNN, bfloat16_products
+from mttrain.model import Transformer
+
+CPU = torch.device("cpu")
+VOCAB = 30
+DROPS = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
+
+
+def new_model(layers: int = 2) -> Transformer:
+    torch.manual_seed(1)
+    config = ModelConfig(
+        d_model=16, d_ff=32, num_heads=2, encoder_layers=layers, decoder_layers=layers, norm="pre",
+        **DROPS,
+    )  # type: ignore[call-arg]
+    return Transformer(config, VOCAB, VOCAB)
+
+
+def batch(rows: int, source: int, target: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(rows)
+    sides = (torch.randint(4, VOCAB, (rows, length)) for length in (source, target))
+    first, second = (padded(side, 0) for side in sides)
+    return first, second
+
+
+def gradients(
+    model: Transformer, inputs: tuple[Tensor, Tensor], context: Callable[[], object] = nullcontext
+) -> tuple[Tensor, dict[str, Tensor], int]:
+    """Output and gradients of one pass, and how many numbers were kept for backward."""
+    kept = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.numel()
+        return tensor
+
+    model.zero_grad()
+    model.dropout_keys.set(1, 2, 3)
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        with context():  # type: ignore[attr-defined]
+            out = model(*inputs)
+        loss = out.float().pow(2).sum()
+    loss.backward()
+    return out, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}, kept
+
+
+@pytest.mark.parametrize("context", [nullcontext, bfloat16_products])
+def test_computed_again_is_the_same_to_the_bit(context: Callable[[], object]) -> None:
+    """Other dropout masks, or other products, in the second pass give gradients of another
+    function: bfloat16 was on in the first pass only."""
+    if context is not nullcontext and not HAS_ONEDNN:
+        pytest.skip("no bfloat16 products without oneDNN")
+    plain, again = new_model(), new_model()
+    prepare_layers(again, CPU, None, recompute=True)
+    inputs = batch(5, 6, 7)
+    (out, wanted, much), (found_out, found, little) = (
+        gradients(model, inputs, context) for model in (plain, again)
+    )
+    assert torch.equal(out, found_out)
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(value, found[name]) for name, value in wanted.items())
+    assert little < much / 4, "nothing was saved"
+
+
+def test_padding_rounds_up_and_keeps_what_is_there() -> None:
+    ids = torch.arange(1, 16).view(5, 3)
+    out = padded(ids, 0)
+    assert out.shape == (8, 8) and torch.equal(out[:5, :3], ids)
+    assert int(out.sum()) == int(ids.sum())
+    assert padded(out, 0).shape == out.shape
+
+
+def test_without_a_compiler_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    """torch.compile on a machine without a compiler ends in pages of traceback."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigError, match=r"train\.compile.*no C\+\+ compiler.*false"):
+        check_compiler(CPU)
+
+
+@pytest.mark.slow
+def test_compiled_layers_compute_the_same_and_are_few() -> None:
+    """The same masks and, up to rounding, the same gradients; sizes do not multiply the code: one
+    piece for the encoder's layers and one for the decoder's, however many there are."""
+    if not os.access("/usr/bin/c++", os.X_OK):
+        pytest.skip("no C++ compiler")
+    plain = new_model()
+    model, compiler = copy.deepcopy(plain), Compiler()
+    prepare_layers(model, CPU, compiler, recompute=True)
+    for rows, source, target in ((7, 5, 6), (9, 17, 12), (4, 30, 31), (1, 3, 3), (20, 8, 8)):
+        inputs = batch(rows, source, target)
+        wanted, theirs, _ = gradients(plain, inputs)
+        found, ours, _ = gradients(model, inputs)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4)
+    assert 2 <= compiler.graphs <= 8
+    model.eval()
+    before = compiler.graphs
+    with torch.no_grad():
+        torch.testing.assert_close(model(*batch(3, 9, 9)), plain.eval()(*batch(3, 9, 9)))
+    assert compiler.graphs == before, "validation is not compiled"
