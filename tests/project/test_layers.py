@@ -146,7 +146,7 @@ EDGE = {
 }  # fmt: skip
 MAX_CORE_CODE_LINES = 11800  # without blank lines, comments and docstrings
 MAX_EDGE_CODE_LINES = 6500
-MAX_CORE_MODULES = 70
+MAX_CORE_MODULES = 77
 
 NO_CODE = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

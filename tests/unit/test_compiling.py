@@ -25,7 +25,12 @@ DROPS = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
 def new_model(layers: int = 2) -> Transformer:
     torch.manual_seed(1)
     config = ModelConfig(
-        d_model=16, d_ff=32, num_heads=2, encoder_layers=layers, decoder_layers=layers, norm="pre",
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        norm="pre",
         **DROPS,
     )  # type: ignore[call-arg]
     return Transformer(config, VOCAB, VOCAB)
