@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.fx.experimental._config
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -47,21 +48,24 @@ def padded(tensor: Tensor, value: int) -> Tensor:
 class Compiler:
     """torch.compile with a count: `graphs` compiled so far, in `seconds` (backward not counted)."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "inductor") -> None:
+        """backend: PyTorch's name of what makes code of a graph; the usual one needs a compiler."""
+        self.backend = backend
         self.graphs = 0
         self.seconds = 0.0
 
     def __call__(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The function as it will run compiled, in one piece for all sizes."""
         torch._dynamo.config.recompile_limit = _LIMIT
+        # Else code made for as many rows as positions is for such batches alone.
+        torch.fx.experimental._config.use_duck_shape = False
         return torch.compile(function, dynamic=True, backend=self._backend)
 
     def _backend(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        from torch._inductor.compile_fx import compile_fx
-
+        make = torch._dynamo.lookup_backend(self.backend)
         self.graphs += 1
         start = time.monotonic()
-        compiled = compile_fx(graph, inputs)
+        compiled = make(graph, inputs)
         self.seconds += time.monotonic() - start
         return cast(Callable[..., Any], compiled)
 
@@ -74,18 +78,17 @@ def prepare_layers(
     Raises ConfigError when the compiler does not work here.
     """
     if compiler is not None:
-        check_compiler(device)
+        if compiler.backend == "inductor":
+            check_compiler(device)
         model.dropout_keys.hand_to(model, device)
     for module in model.modules():
         if not isinstance(module, Layer):
             continue
-        function: Callable[..., Tensor] = module.compute
         if compiler is not None:
-            function = compiler(function)
-        if recompute:
-            function = partial(_again, function)
-        if compiler is not None or recompute:
-            module.trained_by = function
+            # Inside of what is compiled: around it, the second pass may meet other code.
+            module.trained_by = compiler(module.compute_again if recompute else module.compute)
+        elif recompute:
+            module.trained_by = partial(_again, module.compute)
 
 
 def _again(function: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:

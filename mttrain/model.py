@@ -20,6 +20,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mttrain.attention import Attention
 from mttrain.config import ModelConfig
@@ -118,6 +119,12 @@ class Layer(nn.Module):
     def compute(self, *inputs: Tensor | None) -> Tensor:
         """The layer: inputs as its kind takes them, the first [B, T, D] -> [B, T, D]"""
         raise NotImplementedError
+
+    def compute_again(self, *inputs: Tensor | None) -> Tensor:
+        """`compute`, of which backward keeps the inputs alone; for the compiler."""
+        out = checkpoint(self.compute, *inputs, use_reentrant=False, preserve_rng_state=False)
+        assert isinstance(out, Tensor)
+        return out
 
 
 class EncoderLayer(Layer):

@@ -23,6 +23,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +37,10 @@ from mttrain.errors import ConfigError
 from mttrain.model import Transformer
 
 # What keeps buffers from being exchanged at each forward: named anew in PyTorch 2.13.
-_BUFFERS = next(
-    name
-    for name in ("forward_sync_buffers", "broadcast_buffers")
-    if name in inspect.signature(DistributedDataParallel).parameters
-)
+_KNOWN = inspect.signature(DistributedDataParallel).parameters
+_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers": False
+}
 MakeStep = Callable[[Transformer], nn.Module]
 
 
@@ -59,9 +59,7 @@ class Parallel:
         self.step = make_step(model)
         if world.size > 1:
             # The buffers are position tables, which each rank grows when it needs to.
-            self.step = DistributedDataParallel(
-                self.step, gradient_as_bucket_view=True, **{_BUFFERS: False}
-            )
+            self.step = DistributedDataParallel(self.step, gradient_as_bucket_view=True, **_BUFFERS)
 
     def backward(self, last: bool) -> AbstractContextManager[None]:
         """Context of forward and backward over one part of an update; last: of it."""

@@ -34,7 +34,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch, where: str, rows: int = ROWS) 
     def refuse(*_: Any) -> None:
         raise torch.OutOfMemoryError("pretended")
 
-    def forward(self: StepModule, source: Any, target_in: Any, target_out: Any) -> Any:
+    def forward(self: StepModule, source: Any, *others: Any) -> Any:
         embedding = self.model.encoder.embed_tokens.weight
         for hook in list(embedding._backward_hooks or ()):  # of an earlier batch
             embedding._backward_hooks.pop(hook)  # type: ignore[union-attr]
@@ -42,7 +42,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch, where: str, rows: int = ROWS) 
             if where == "forward":
                 refuse()
             embedding.register_hook(refuse)  # type: ignore[no-untyped-call]
-        return plain(self, source, target_in, target_out)
+        return plain(self, source, *others)
 
     monkeypatch.setattr(StepModule, "forward", forward)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -44,9 +44,15 @@ def batch(rows: int, source: int, target: int) -> tuple[Tensor, Tensor]:
 
 
 def gradients(
-    model: Transformer, inputs: tuple[Tensor, Tensor], context: Callable[[], object] = nullcontext
+    model: Transformer,
+    inputs: tuple[Tensor, Tensor],
+    context: Callable[[], object] = nullcontext,
+    rows: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor], int]:
-    """Output and gradients of one pass, and how many numbers were kept for backward."""
+    """Output of the first rows and its gradients, and how many numbers were kept for backward.
+
+    In rows of padding nothing may be attended to: what comes out is of no use, and not one thing.
+    """
     kept = 0
 
     def count(tensor: Tensor) -> Tensor:
@@ -58,7 +64,7 @@ def gradients(
     model.dropout_keys.set(1, 2, 3)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         with context():  # type: ignore[attr-defined]
-            out = model(*inputs)
+            out = model(*inputs)[:rows]
         loss = out.float().pow(2).sum()
     loss.backward()
     return out, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}, kept
@@ -98,25 +104,37 @@ def test_without_a_compiler_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
         check_compiler(CPU)
 
 
-@pytest.mark.slow
-def test_compiled_layers_compute_the_same_and_are_few() -> None:
+@pytest.mark.filterwarnings("default")  # PyTorch's tracing looks at gradients that are none
+@pytest.mark.parametrize(
+    ("backend", "recompute"),
+    [
+        ("aot_eager", False),
+        ("aot_eager", True),
+        pytest.param("inductor", False, marks=pytest.mark.slow),
+        pytest.param("inductor", True, marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_layers_compute_the_same_and_are_few(backend: str, recompute: bool) -> None:
     """The same masks and, up to rounding, the same gradients; sizes do not multiply the code: one
-    piece for the encoder's layers and one for the decoder's, however many there are."""
-    if not os.access("/usr/bin/c++", os.X_OK):
+    piece for the encoder's layers and one for the decoder's, however many there are. Around the
+    compiled code, computing again met other code than before. aot_eager makes the same graphs and
+    interprets them."""
+    if backend == "inductor" and shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
+    torch._dynamo.reset()
     plain = new_model()
-    model, compiler = copy.deepcopy(plain), Compiler()
-    prepare_layers(model, CPU, compiler, recompute=True)
+    model, compiler = copy.deepcopy(plain), Compiler(backend)
+    prepare_layers(model, CPU, compiler, recompute)
     for rows, source, target in ((7, 5, 6), (9, 17, 12), (4, 30, 31), (1, 3, 3), (20, 8, 8)):
         inputs = batch(rows, source, target)
-        wanted, theirs, _ = gradients(plain, inputs)
-        found, ours, _ = gradients(model, inputs)
+        wanted, theirs, _ = gradients(plain, inputs, rows=rows)
+        found, ours, _ = gradients(model, inputs, rows=rows)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
         for name, value in theirs.items():
             torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4)
-    assert 2 <= compiler.graphs <= 8
+    assert 2 <= compiler.graphs <= 6
     model.eval()
     before = compiler.graphs
     with torch.no_grad():
-        torch.testing.assert_close(model(*batch(3, 9, 9)), plain.eval()(*batch(3, 9, 9)))
+        assert torch.equal(model(*batch(3, 9, 9)), plain.eval()(*batch(3, 9, 9)))
     assert compiler.graphs == before, "validation is not compiled"
