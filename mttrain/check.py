@@ -224,7 +224,7 @@ class _Tally:
         overlap = 0 if train is None else int(np.isin(sources, np.asarray(train.sources)).sum())
         return SplitReport(
             split=split,
-            files=[list(text.files) for text in self.texts],
+            files=[text.all_files() for text in self.texts],
             pairs=self.pairs,
             skipped=dict(sorted(self.skipped.items())),
             lengths=_percentiles(np.asarray(self.lengths).reshape(-1, 4)),

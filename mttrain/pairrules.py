@@ -105,8 +105,8 @@ class HashSet:
 
     def add(self, numbers: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Put them in; [N] True for each that was not there, of equal ones for the first."""
-        found, first = np.unique(numbers, return_index=True)
-        found = np.maximum(found, np.uint64(1))  # 0 is taken for 1
+        # 0 is taken for 1.
+        found, first = np.unique(np.maximum(numbers, np.uint64(1)), return_index=True)
         if len(self) + len(found) > _FULL * len(self._table):
             self._grow(len(self) + len(found))
         inserted = self._insert(found)
@@ -116,7 +116,7 @@ class HashSet:
         return new
 
     def _insert(self, numbers: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Different numbers (but 0 and 1 alike): which ones found a free place."""
+        """Different numbers: which ones found a free place."""
         inserted = np.zeros(len(numbers), dtype=np.bool_)
         mask = np.uint64(len(self._table) - 1)
         going = np.arange(len(numbers))

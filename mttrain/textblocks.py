@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import codecs
 import itertools
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mttrain.corpus import in_blocks, line_body, not_utf8, path_name, reading
 from mttrain.errors import DataError, unequal_lines
-from mttrain.pairs import ParallelText
+
+if TYPE_CHECKING:  # an encoder needs nothing of how pairs are read
+    from mttrain.pairs import ParallelText
 
 PAIRS = 4096  # of a block
 _BYTES = 2 << 20  # of a side of a block
@@ -75,8 +77,12 @@ class _Side:
         self.name = path_name(path)
         self.lines, self.bytes = 0, 0  # of the blocks handed out
         self.ahead: list[bytes] = []
-        place = lambda: f"line {self.lines + len(self.ahead)}"  # noqa: E731
-        self._stream: BinaryIO = stack.enter_context(reading(path, place))
+        self._stream = stack.enter_context(closing(self._raw(path)))
+
+    def _raw(self, path: str) -> Generator[bytes, None, None]:
+        # A generator: what goes wrong with this file must not be told of the other one.
+        with reading(path, lambda: f"line {self.lines + len(self.ahead)}") as stream:
+            yield from stream
 
     def read(self, count: int) -> int:
         """Read lines ahead up to `count` in all; returns their bytes."""
