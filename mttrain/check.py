@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mttrain.config import DataConfig
 from mttrain.corpus import Pair, in_blocks
-from mttrain.pairrules import PairRules, pair_hash, text_hash
+from mttrain.pairrules import DUPLICATE, REASONS, USED, PairRules, pair_hash, text_hash
 from mttrain.pairs import ParallelText, parallel_text
 from mttrain.tokenizer import Tokenizer
 
@@ -206,16 +206,23 @@ class _Tally:
     ) -> None:
         sources = tokenizers[0].encode_batch([pair.source for pair in block])
         targets = tokenizers[1].encode_batch([pair.target for pair in block])
-        for pair, source, target in zip(block, sources, targets, strict=True):
-            lengths = len(source) + 1, len(target) + 1
-            reason = self.rules.reason(*lengths, pair, tag)
+        one, two = (np.array([len(ids) + 1 for ids in side]) for side in (sources, targets))
+        blank = [not pair.source.strip() or not pair.target.strip() for pair in block]
+        codes = self.rules.codes(one, two, np.array(blank, dtype=np.bool_), tag is not None)
+        hashes = [pair_hash(pair.source, pair.target, tag) for pair in block]
+        if self.rules.drop_duplicates:
+            used = np.flatnonzero(codes == USED)
+            new = self.rules.new(np.array(hashes, dtype=np.uint64)[used])
+            codes[used[~new]] = DUPLICATE
+        self.hashes.extend(hashes)
+        self.sources.extend(text_hash(pair.source) for pair in block)
+        for pair, source, target, code in zip(block, one, two, codes.tolist(), strict=True):
+            reason = None if code == USED else REASONS[code - 1]
             if reason is not None:
                 self.skipped[reason] += 1
-            self.hashes.append(pair_hash(pair.source, pair.target, tag))
-            self.sources.append(text_hash(pair.source))
             if reason != "blank":
-                read = lengths[0] + (tag is not None)
-                self.lengths.extend((len(pair.source), read, len(pair.target), lengths[1]))
+                read = int(source) + (tag is not None)
+                self.lengths.extend((len(pair.source), read, len(pair.target), int(target)))
                 self.identical += pair.source == pair.target
         self.pairs += len(block)
 
