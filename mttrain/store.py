@@ -36,7 +36,15 @@ from mttrain.encoding import (
 from mttrain.errors import DataError
 from mttrain.pairrules import PairRules
 from mttrain.pairs import ParallelText
-from mttrain.storefiles import are_whole, fingerprints, maker, part_names, part_path, sweep
+from mttrain.storefiles import (
+    are_whole,
+    fingerprints,
+    left_over,
+    maker,
+    part_names,
+    part_path,
+    sweep,
+)
 from mttrain.storewriter import Tally, store_writer
 from mttrain.tags import tag_token
 from mttrain.textblocks import TextBlock, text_blocks
@@ -145,7 +153,7 @@ def open_store(
     index_path = directory / f"{split}-{key[:16]}.json"
     weights = tuple(text.weight for text in corpora for _ in text.shards())
     index = _read_index(index_path, key, words)
-    if index is not None:
+    if index is not None and not left_over(index_path):
         return EncodedCorpus(index_path, index, weights, reused=True)
     say = say or (lambda _: None)
     try:

@@ -159,6 +159,13 @@ def _same_file(lock: IO[bytes], path: Path) -> bool:
     return os.path.samestat(os.fstat(lock.fileno()), there)
 
 
+def left_over(index_path: Path) -> bool:
+    """Whether the maker of a store was killed at its very end, before it could put away its things;
+    or is just doing so. In a directory that is not ours to write in they stay."""
+    things = (index_path.with_suffix(PARTIAL), index_path.with_suffix(LOCK))
+    return any(thing.exists() for thing in things) and os.access(index_path.parent, os.W_OK)
+
+
 def sweep(directory: Path) -> None:
     """Remove what encoders of other stores have left that were killed more than a day ago."""
     for old in directory.iterdir():

@@ -219,6 +219,16 @@ def test_file_system_without_locks(
     assert content(tmp_path) == whole
 
 
+def test_kill_at_the_very_end_leaves_nothing_for_ever(folder: Path, tmp_path: Path) -> None:
+    """Between the index and the end, a kill left a lock and a folder that nobody removed."""
+    opened(folder, tmp_path)
+    before = content(tmp_path)
+    (index,) = tmp_path.glob("*.json")
+    index.with_suffix(".lock").touch()
+    index.with_suffix(".partial").mkdir()
+    assert opened(folder, tmp_path).reused and content(tmp_path) == before
+
+
 def test_leftovers_are_swept_after_a_day(folder: Path, tmp_path: Path) -> None:
     """R08: each kill while encoding left a folder for ever; but one that is at work stays."""
     names = ["train-0123456789abcdef.partial", "valid-0123456789abcdef.partial", "other.partial"]
