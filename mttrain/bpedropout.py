@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from mttrain.tokenizer import EOS_ID, Tokenizer
 
 VARIANTS = 32
 _BLOCK = 1 << 15  # words segmented together: their arrays fit the cache
+_PIECE = 1 << 20  # offsets looked at together
 _NONE = int(np.iinfo(np.int32).max)  # rank of a pair that is no merge, or was left out
 
 Ints = NDArray[np.int64]
@@ -164,38 +167,63 @@ def _every_other(chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return kept
 
 
+def block_words(
+    rows: Sequence[Sequence[int]], places: Sequence[Sequence[int]]
+) -> dict[str, NDArray[Any]]:
+    """The words of some texts: ids, and of each id the number of its word in its text.
+
+    types, type_lengths  the different words one after the other, by their plain segmentation
+    words, word_counts   which of them stands at each place, and how many words each text has
+    """
+    ids, inside = ragged(rows), ragged(places)
+    if not len(ids.values):
+        none = np.zeros(0, dtype=np.int64)
+        counts = np.zeros(len(rows), dtype=np.int64)
+        return {"types": none, "type_lengths": none, "words": none, "word_counts": counts}
+    begins = np.diff(inside.values, prepend=-1) != 0
+    begins[ids.starts[:-1][ids.lengths > 0]] = True
+    counts = np.zeros(len(ids.values) + 1, dtype=np.int64)
+    np.cumsum(begins, out=counts[1:])
+    words = Ragged(ids.values, np.append(np.flatnonzero(begins), len(ids.values)))
+    _, examples, which = np.unique(_hashes(words), return_index=True, return_inverse=True)
+    types = words.take(examples)
+    return {
+        "types": types.values,
+        "type_lengths": types.lengths,
+        "words": which,
+        "word_counts": np.diff(counts[ids.starts]),
+    }
+
+
 class WordCounter:
     """Numbers the different words of a text as it is encoded, by their plain segmentation."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[int, ...], int] = {}
+        self._numbers: dict[bytes, int] = {}
+
+    def number(self, types: Ragged) -> tuple[Ints, NDArray[np.bool_]]:
+        """The numbers of different words, and which of them are met for the first time."""
+        known, data = len(self._numbers), types.values.astype(np.uint32).tobytes()
+        ends = (types.starts * 4).tolist()
+        numbers = [
+            self._numbers.setdefault(data[begin:end], len(self._numbers))
+            for begin, end in pairwise(ends)
+        ]
+        found = np.array(numbers, dtype=np.int64)
+        return found, found >= known
 
     def add(
         self, rows: Sequence[Sequence[int]], places: Sequence[Sequence[int]]
     ) -> tuple[Ints, Ints]:
         """Ids of texts, and of each id the number of its word in its text -> the number of each
         word among all different ones, and how many words each text has."""
-        ids, inside = ragged(rows), ragged(places)
-        if not len(ids.values):
-            return np.zeros(0, dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
-        begins = np.diff(inside.values, prepend=-1) != 0
-        begins[ids.starts[:-1][ids.lengths > 0]] = True
-        first = np.flatnonzero(begins)
-        counts = np.zeros(len(ids.values) + 1, dtype=np.int64)
-        np.cumsum(begins, out=counts[1:])
-        words = Ragged(ids.values, np.append(first, len(ids.values)))
-        _, examples, which = np.unique(_hashes(words), return_index=True, return_inverse=True)
-        numbers = [
-            self._numbers.setdefault(
-                tuple(words.rows(i, i + 1).values.tolist()), len(self._numbers)
-            )
-            for i in examples.tolist()
-        ]
-        return np.array(numbers, dtype=np.int64)[which], np.diff(counts[ids.starts])
+        block = block_words(rows, places)
+        types = Ragged(block["types"], _starts(block["type_lengths"]))
+        return self.number(types)[0][block["words"]], block["word_counts"]
 
     def types(self) -> Ragged:
         """The plain segmentation of each different word, by its number."""
-        return ragged(list(self._numbers))
+        return ragged([np.frombuffer(key, dtype=np.uint32).tolist() for key in self._numbers])
 
 
 def _hashes(words: Ragged) -> Keys:
@@ -275,7 +303,17 @@ class EncodedSide:
 
     def lengths(self, epoch: int) -> NDArray[np.int32]:
         """Of all pairs in an epoch, EOS included."""
-        return np.diff(self.offsets).astype(np.int32)
+        return self._plain
+
+    @cached_property
+    def _plain(self) -> NDArray[np.int32]:
+        """Made once, in pieces: offsets take twice the memory of lengths."""
+        lengths = np.empty(len(self.offsets) - 1, dtype=np.int32)
+        for first in range(0, len(lengths), _PIECE):
+            part = self.offsets[first : first + _PIECE + 1]
+            lengths[first : first + _PIECE] = part[1:] - part[:-1]
+        lengths.flags.writeable = False  # every epoch sees this one
+        return lengths
 
 
 class DroppingSide(EncodedSide):

@@ -14,8 +14,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from hashlib import blake2b
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from mttrain.config import DataConfig
 from mttrain.corpus import Pair, in_blocks
+from mttrain.pairrules import DUPLICATE, REASONS, USED, PairRules, pair_hash, text_hash
 from mttrain.pairs import ParallelText, parallel_text
 from mttrain.tokenizer import Tokenizer
 
@@ -35,60 +35,6 @@ _REASONS = {
 }
 _BLOCK = 4096
 _MANY = 0.1  # share of skipped pairs above which the report warns
-
-
-@dataclass(slots=True)
-class PairRules:
-    """Which pairs are used. One object serves one pass over a corpus: it remembers the pairs seen.
-
-    Lengths are subwords with EOS, without a tag. `max_ratio` bounds longer/shorter without EOS;
-    None is no bound.
-    """
-
-    max_length: int
-    max_ratio: float | None = None
-    drop_duplicates: bool = False
-    _seen: set[int] = field(default_factory=set, repr=False)
-
-    def reason(
-        self,
-        source_len: int,
-        target_len: int,
-        pair: Pair | None = None,
-        tag: str | None = None,
-    ) -> str | None:
-        """Why the pair is skipped: "blank", "too_long", "ratio", "duplicate"; None: it is used.
-
-        The first that applies. Without the text, blank is no subwords, and nothing is a duplicate.
-        A tag takes one of `max_length`, and the same pair with another tag is another pair.
-        """
-        if source_len <= 1 or target_len <= 1 or (pair is not None and _is_blank(pair)):
-            return "blank"
-        if max(source_len + (tag is not None), target_len) > self.max_length:
-            return "too_long"
-        if self.max_ratio is not None:
-            shorter, longer = sorted((source_len - 1, target_len - 1))
-            if longer > self.max_ratio * shorter:
-                return "ratio"
-        if self.drop_duplicates and pair is not None:
-            key = _pair_hash(pair, tag)
-            if key in self._seen:
-                return "duplicate"
-            self._seen.add(key)
-        return None
-
-
-def _is_blank(pair: Pair) -> bool:
-    return not pair.source.strip() or not pair.target.strip()
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
-
-
-def _pair_hash(pair: Pair, tag: str | None) -> int:
-    text = f"{pair.source}\n{pair.target}"  # no line holds a line feed
-    return _hash(text if tag is None else f"{text}\n{tag}")
 
 
 # ---- the report -------------------------------------------------------------------------------
@@ -260,16 +206,23 @@ class _Tally:
     ) -> None:
         sources = tokenizers[0].encode_batch([pair.source for pair in block])
         targets = tokenizers[1].encode_batch([pair.target for pair in block])
-        for pair, source, target in zip(block, sources, targets, strict=True):
-            lengths = len(source) + 1, len(target) + 1
-            reason = self.rules.reason(*lengths, pair, tag)
+        one, two = (np.array([len(ids) + 1 for ids in side]) for side in (sources, targets))
+        blank = [not pair.source.strip() or not pair.target.strip() for pair in block]
+        codes = self.rules.codes(one, two, np.array(blank, dtype=np.bool_), tag is not None)
+        hashes = [pair_hash(pair.source, pair.target, tag) for pair in block]
+        if self.rules.drop_duplicates:
+            used = np.flatnonzero(codes == USED)
+            new = self.rules.new(np.array(hashes, dtype=np.uint64)[used])
+            codes[used[~new]] = DUPLICATE
+        self.hashes.extend(hashes)
+        self.sources.extend(text_hash(pair.source) for pair in block)
+        for pair, source, target, code in zip(block, one, two, codes.tolist(), strict=True):
+            reason = None if code == USED else REASONS[code - 1]
             if reason is not None:
                 self.skipped[reason] += 1
-            self.hashes.append(_pair_hash(pair, tag))
-            self.sources.append(_hash(pair.source))
             if reason != "blank":
-                read = lengths[0] + (tag is not None)
-                self.lengths.extend((len(pair.source), read, len(pair.target), lengths[1]))
+                read = int(source) + (tag is not None)
+                self.lengths.extend((len(pair.source), read, len(pair.target), int(target)))
                 self.identical += pair.source == pair.target
         self.pairs += len(block)
 
@@ -278,7 +231,7 @@ class _Tally:
         overlap = 0 if train is None else int(np.isin(sources, np.asarray(train.sources)).sum())
         return SplitReport(
             split=split,
-            files=[list(text.files) for text in self.texts],
+            files=[text.all_files() for text in self.texts],
             pairs=self.pairs,
             skipped=dict(sorted(self.skipped.items())),
             lengths=_percentiles(np.asarray(self.lengths).reshape(-1, 4)),

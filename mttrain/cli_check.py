@@ -131,8 +131,8 @@ def _texts(context: typer.Context, config: RunConfig | None) -> Roles:
         data = config.data
         roles = [("training", corpus) for corpus in data.train] + [("validation", data.valid)]
         roles += [] if data.test is None else [("test", data.test)]
-        found = [(role, parallel_text(corpus, data)) for role, corpus in roles]
-        return [(role, text, text.langs) for role, text in found]
+        found = [(role, parallel_text(corpus, data).shards()) for role, corpus in roles]
+        return [(role, text, text.langs) for role, shards in found for text in shards]
     languages: Languages = (None, None) if at["langs"] is None else language_pair(at["langs"])
     none = ("source", "target")
     if at["pairs"] is not None:

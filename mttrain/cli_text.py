@@ -121,10 +121,10 @@ def _training_text(config: RunConfig, side: str) -> list[_Text]:
 
     texts = []
     for corpus in config.data.train:
-        text = parallel_text(corpus, config.data)
-        file = text.files[side == "target"] if len(text.files) > 1 else text.files[0]
-        name = file if len(text.files) > 1 else f"{file} ({side})"
-        texts.append(_Text(name, file, partial(text.side, side)))
+        for text in parallel_text(corpus, config.data).shards():
+            file = text.files[side == "target"] if len(text.files) > 1 else text.files[0]
+            name = file if len(text.files) > 1 else f"{file} ({side})"
+            texts.append(_Text(name, file, partial(text.side, side)))
     return texts
 
 

@@ -92,12 +92,12 @@ def read_lines(
     with reading(path, lambda: f"line {number}") as stream:
         for raw in stream:
             number += 1
-            text = _line_body(raw, first=number == 1)
+            text = line_body(raw, first=number == 1)
             try:
                 yield text.decode("utf-8")
             except UnicodeDecodeError:
                 if errors == "strict":
-                    raise DataError(_not_utf8(name, number, offset, raw)) from None
+                    raise DataError(not_utf8(name, number, offset, raw)) from None
                 if on_replaced is not None:
                     on_replaced(number)
                 yield text.decode("utf-8", errors="replace")
@@ -131,7 +131,7 @@ def _count(lines: Iterator[str]) -> int:
     return sum(1 for _ in lines)
 
 
-def _line_body(raw: bytes, *, first: bool) -> bytes:
+def line_body(raw: bytes, *, first: bool) -> bytes:
     """The line without its end, and without the byte order mark if it is the first of its file."""
     if raw.endswith(b"\r\n"):
         raw = raw[:-2]
@@ -140,7 +140,7 @@ def _line_body(raw: bytes, *, first: bool) -> bytes:
     return raw.removeprefix(_BOM) if first else raw
 
 
-def _not_utf8(name: str, number: int, offset: int, raw: bytes) -> str:
+def not_utf8(name: str, number: int, offset: int, raw: bytes) -> str:
     """The message about line `number`, whose bytes `raw` begin at `offset` of the text."""
     if number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return f"{name}: this is UTF-16, but text must be UTF-8; convert it with iconv -t UTF-8."

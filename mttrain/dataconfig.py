@@ -75,13 +75,15 @@ class CorpusConfig(Section):
     """Sentences and their translations: two parallel text files, or one file of pairs."""
 
     source: Text | None = Field(
-        None, description="file of source sentences, one a line, plain or gzip"
+        None,
+        description="file of source sentences, one a line, plain or gzip; with * and ? in its name "
+        "all files that match, as shards of one corpus",
     )
     target: Text | None = Field(None, description="file of their translations, line by line")
     pairs: Text | None = Field(
         None,
         description="one file that holds both sides, instead: .tsv, .jsonl or .tmx, plain or .gz; "
-        "or a public test set: sacrebleu:NAME, such as sacrebleu:wmt14",
+        "or a public test set: sacrebleu:NAME, such as sacrebleu:wmt14; * and ? name shards",
     )
     fields: Annotated[Fields | None, BeforeValidator(as_tuple)] = Field(
         None,

@@ -29,11 +29,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from mttrain.batching import EpochPlan, TokenBatchSampler, mixing_weights, plan_epoch
 from mttrain.bpedropout import DroppingSide, EncodedSide, Ragged, WordSampler
-from mttrain.check import PairRules
 from mttrain.config import CorpusConfig, DataConfig, RunConfig
 from mttrain.flops import NO_WORK, LengthSums
 from mttrain.pairs import parallel_text
-from mttrain.store import EncodedCorpus, Split, map_array, open_store
+from mttrain.store import EncodedCorpus, Split, open_store
+from mttrain.storefiles import map_array
 from mttrain.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 
 _SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
@@ -319,6 +319,7 @@ def encode_corpus(
     *,
     words: bool = False,
     progress: Callable[[int], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> EncodedCorpus:
     """The store of a split in `directory`, made when there is none that fits; see `open_store`.
 
@@ -327,28 +328,27 @@ def encode_corpus(
     for BPE-dropout.
     """
     training = split == "train"
-    rules = PairRules(
-        max_length=data.max_length,
-        max_ratio=data.max_ratio if training else None,
-        drop_duplicates=data.drop_duplicates and training,
-    )
-    settings: dict[str, object] = {"max_length": rules.max_length}
+    rules: dict[str, Any] = {"max_length": data.max_length}
     if training:
-        settings |= {"max_ratio": rules.max_ratio, "drop_duplicates": rules.drop_duplicates}
+        rules |= {"max_ratio": data.max_ratio, "drop_duplicates": data.drop_duplicates}
     store = open_store(
         [parallel_text(corpus, data) for corpus in _corpora(data, split)],
         tokenizers,
         split,
         directory,
-        rules=settings,
+        rules=rules,
         words=words and training,
-        refuse=lambda pair, source, target, tag: rules.reason(source, target, pair, tag),
         progress=progress,
+        say=say,
     )
     if not training or data.temperature is None:
         return store
-    pairs = [corpus["pairs"] for corpus in store.index["corpora"]]
-    return replace(store, weights=mixing_weights(pairs, store.weights, data.temperature))
+    groups = store.shards()
+    pairs = [sum(store.index["corpora"][n]["pairs"] for n in group) for group in groups]
+    given = [store.weights[group[0]] for group in groups]
+    times = mixing_weights(pairs, given, data.temperature)
+    spread = [time for time, group in zip(times, groups, strict=True) for _ in group]
+    return replace(store, weights=tuple(spread))
 
 
 def _corpora(data: DataConfig, split: Split) -> list[CorpusConfig]:

@@ -12,6 +12,7 @@ Price: JSON lines take twice the time of two files, TMX some ten times (a millio
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from mttrain.corpus import Pair, TextPath, file_key, read_lines, read_pairs, rea
 from mttrain.dataconfig import PAIRS_FORMS, TEST_SET, CorpusConfig, DataConfig, Fields, pairs_kind
 from mttrain.errors import ConfigError, DataError
 from mttrain.languages import base_code
+from mttrain.shards import matching
 from mttrain.testsets import public_test_set
 
 _BREAK = re.compile(r"[^\S\n\r]*[\n\r]\s*")
@@ -33,24 +35,40 @@ _JSON_FIELDS = (("source", "target"), ("src", "tgt"), ("src", "ref"), ("src", "t
 
 @dataclass(frozen=True, slots=True)
 class ParallelText:
-    """A parallel corpus: its files, and how pairs are read from them."""
+    """A parallel corpus: its files, and how pairs are read from them.
+
+    Where it has several shards, `files` are those of the first; all are read one after the other.
+    """
 
     files: tuple[str, ...]  # source and target, or the one file of pairs
     langs: tuple[str, str]
     fields: Fields | None = None
     weight: float = 1.0
     tag: str | None = None  # name of the token before each encoded source; not in the text
+    more: tuple[tuple[str, ...], ...] = ()  # the files of each further shard
 
     @property
     def name(self) -> str:
         """For messages."""
-        return " and ".join(self.files)
+        first = " and ".join(self.files)
+        return f"{first} and {len(self.more)} more shards" if self.more else first
+
+    def shards(self) -> list[ParallelText]:
+        """The same text, each shard alone."""
+        return [replace(self, files=files, more=()) for files in (self.files, *self.more)]
+
+    def all_files(self) -> list[str]:
+        """The files of all shards."""
+        return [*self.files, *(name for files in self.more for name in files)]
 
     def pairs(self) -> Iterator[Pair]:
-        """Yield all pairs in order; `line` counts from 1 in TMX files the translation units.
+        """Yield all pairs in order; `line` counts from 1 in each shard, in TMX files the
+        translation units.
 
         DataError: files missing, not UTF-8, out of step, without the fields or languages wanted.
         """
+        if self.more:
+            return itertools.chain.from_iterable(shard.pairs() for shard in self.shards())
         if len(self.files) == 2:
             return read_pairs(*self.files)
         (path,) = self.files
@@ -66,20 +84,23 @@ class ParallelText:
         for pair in self.pairs():
             yield pair
         if pair is None:
-            empty = "are empty" if len(self.files) > 1 else "is empty"
+            empty = "are empty" if len(self.all_files()) > 1 else "is empty"
             raise DataError(f"{self.name} {empty}; give files with text.")
 
     def side(self, side: str) -> Iterator[str]:
         """The lines of "source" or "target" alone."""
-        if len(self.files) == 2:
+        if self.more:
+            for shard in self.shards():
+                yield from shard.side(side)
+        elif len(self.files) == 2:
             yield from read_lines(self.files[side == "target"])
         else:
             yield from (getattr(pair, side) for pair in self.pairs())
 
     def identity(self) -> list[Any]:
         """Plain values that change whenever other pairs could be read."""
-        keys: list[Any] = [file_key(path) for path in self.files]
-        if len(keys) == 1:
+        keys: list[Any] = [file_key(path) for path in self.all_files()]
+        if len(self.files) == 1:
             keys += [list(self.langs), list(self.fields or ())]
         return keys if self.tag is None else [*keys, {"tag": self.tag}]
 
@@ -92,9 +113,12 @@ def parallel_text(corpus: CorpusConfig, data: DataConfig) -> ParallelText:
     langs = data.langs_of(corpus)
     if corpus.pairs is None:
         assert corpus.source is not None and corpus.target is not None  # held by its own checks
-        text = ParallelText((corpus.source, corpus.target), langs)
+        first, *more = zip(*matching([corpus.source, corpus.target]), strict=True)
+        text = ParallelText(first, langs, more=tuple(more))
     else:
-        text = pairs_file(corpus.pairs, langs, corpus.fields)
+        (found,) = matching([corpus.pairs])
+        text = pairs_file(found[0], langs, corpus.fields)
+        text = replace(text, more=tuple((name,) for name in found[1:]))
     return replace(text, weight=corpus.weight, tag=data.tag_of(corpus))
 
 

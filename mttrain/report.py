@@ -34,7 +34,7 @@ from mttrain.metrics import METRICS, Comparison, Score, compare_systems, score_c
 from mttrain.pictures import Panel
 from mttrain.rundir import LOG, Index, read_index, resolve_model
 from mttrain.runlog import read_log
-from mttrain.store import map_array
+from mttrain.storefiles import map_array
 from mttrain.translations import Translation
 from mttrain.translator import TranslateOptions, Translator
 

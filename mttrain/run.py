@@ -154,7 +154,13 @@ class Run:
         drop = config.tokenizer.dropout
         train, valid = (
             encode_corpus(
-                config.data, tokenizers, split, directory, words=drop > 0, progress=progress
+                config.data,
+                tokenizers,
+                split,
+                directory,
+                words=drop > 0,
+                progress=progress,
+                say=self._say,
             )
             for split in ("train", "valid")
         )

@@ -48,6 +48,7 @@ from mttrain.rundir import (
     remove_whole,
 )
 from mttrain.runlog import RunLog
+from mttrain.shards import is_pattern
 from mttrain.tokenizer import Tokenizer, train_tokenizer
 
 CONFIG = "config.yaml"
@@ -134,6 +135,8 @@ def check_text_files(config: RunConfig) -> None:
     for name, corpus in config.data.named_corpora():
         for side, file in corpus.named_files().items():
             path = Path(file)
+            if is_pattern(file):
+                continue
             if side == "pairs" and pairs_kind(file) == "sacrebleu":
                 parallel_text(corpus, config.data)  # fetched now, or told now
                 continue
@@ -146,6 +149,11 @@ def check_text_files(config: RunConfig) -> None:
             else:
                 continue
             problems.append(f"data.{name}.{side}: {path}: {problem}")
+        if any(map(is_pattern, corpus.named_files().values())):
+            try:
+                parallel_text(corpus, config.data)
+            except DataError as error:
+                problems.append(f"data.{name}: {error}")
     if problems:
         raise DataError("\n".join(problems))
 

@@ -4,9 +4,11 @@
 line numbers), and writes the subwords of the rest into one flat file per side, 2 bytes for each (4
 when the vocabulary has more than 65,536 entries), and where each pair begins. The files carry a key
 made of the path, size and modification time of the text files, of the tokenizers and of the rules:
-while that is unchanged the next start only maps them. It reads them once for their SHA-256, about a
-second per 500 MB, so that a damaged store is made again and never trained on. Writing takes memory
-for one block of pairs, whatever the size of the corpus, and goes at the speed of the tokenizer.
+while that is unchanged the next start only maps them, after a look at their checksums (module
+`storefiles`), so that a damaged store is made again and never trained on.
+
+Text is encoded in blocks by all cores (`encoding`) and written as it comes, in memory that does not
+grow with the corpus; what a kill interrupts goes on where it was (`storewriter`).
 """
 
 from __future__ import annotations
@@ -16,51 +18,51 @@ import itertools
 import json
 import os
 import shutil
-import tempfile
-import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mttrain.bpedropout import WordCounter
-from mttrain.corpus import (
-    Pair,
-    atomic_write_text,
-    file_sha256,
-    in_blocks,
-    sync_directory,
+from mttrain.corpus import atomic_write_text, file_sha256, sync_directory
+from mttrain.encoding import (
+    SIDES,
+    BlockEncoder,
+    EncoderLost,
+    encoders,
+    id_type,
+    processes_for,
 )
 from mttrain.errors import DataError
+from mttrain.pairrules import PairRules
 from mttrain.pairs import ParallelText
-from mttrain.rundir import remove_leftover
+from mttrain.storefiles import (
+    are_whole,
+    fingerprints,
+    left_over,
+    maker,
+    part_names,
+    part_path,
+    sweep,
+)
+from mttrain.storewriter import Tally, store_writer
 from mttrain.tags import tag_token
-from mttrain.tokenizer import EOS_ID, Tokenizer
+from mttrain.textblocks import TextBlock, text_blocks
+from mttrain.tokenizer import Tokenizer
 
 Split = Literal["train", "valid", "test"]
-Refuse = Callable[[Pair, int, int, str | None], str | None]
-"""Why a pair with these subword counts (EOS included) and this tag, which is not counted, is
-skipped, or None when it is kept."""
 
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
-_FORMAT = 1  # a store of another format is made anew
-_BLOCK = 4096  # pairs encoded at a time
-_SHOWN_LINES = 5  # line numbers kept for each reason to skip
-_ABANDONED = 24 * 3600  # seconds after which the folder of a killed encoder is removed
-_PARTS = ("source.tokens", "source.offsets", "target.tokens", "target.offsets", "lines")
-_WORD_PARTS = ("words", "word_counts", "types", "type_offsets")  # of each side
+_FORMAT = 2  # a store of another format is made anew
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedCorpus:
     """A store on disk: `index_path` is its JSON, `index` the content of that, checked.
 
-    `weights` has one number per corpus: how many times an epoch holds its pairs.
+    `weights` has one number for each entry of the index (each shard): how many times an epoch holds
+    its pairs.
     """
 
     index_path: Path
@@ -73,7 +75,7 @@ class EncodedCorpus:
 
     def part(self, name: str) -> Path:
         """Path of one of the files beside the index."""
-        return _part_path(self.index_path, name)
+        return part_path(self.index_path, name)
 
     @property
     def skipped(self) -> dict[str, int]:
@@ -96,6 +98,12 @@ class EncodedCorpus:
             "reused": self.reused,
         }
 
+    def shards(self) -> list[list[int]]:
+        """For each corpus the numbers of its entries in the index."""
+        entries = range(len(self.index["corpora"]))
+        corpus = lambda number: self.index["corpora"][number].get("corpus", -1 - number)  # noqa: E731
+        return [list(numbers) for _, numbers in itertools.groupby(entries, corpus)]
+
     @property
     def mixed(self) -> bool:
         """Whether an epoch is anything but each pair once."""
@@ -106,10 +114,13 @@ class EncodedCorpus:
         if not self.mixed:
             return ""
         parts = []
-        for corpus, times in zip(self.index["corpora"], self.weights, strict=True):
+        for shards in self.shards():
+            corpus, times = self.index["corpora"][shards[0]], self.weights[shards[0]]
             # The directions of one file of pairs differ by their tags alone.
             name = corpus["files"][0] + (f" {tag_token(corpus['tag'])}" if "tag" in corpus else "")
-            parts.append(f"{name} {times:.4g} times ({round(corpus['pairs'] * times):,} pairs)")
+            more = f" and {len(shards) - 1} more shards" if len(shards) > 1 else ""
+            pairs = sum(self.index["corpora"][number]["pairs"] for number in shards)
+            parts.append(f"{name}{more} {times:.4g} times ({round(pairs * times):,} pairs)")
         return f"an epoch holds {', '.join(parts)}"
 
     def text(self) -> str:
@@ -125,261 +136,179 @@ def open_store(
     split: Split,
     directory: Path,
     *,
-    rules: dict[str, object],
-    refuse: Refuse,
+    rules: dict[str, Any],
     words: bool = False,
     progress: Callable[[int], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> EncodedCorpus:
     """Open the store of these corpora in `directory`, making it first if there is none that fits.
 
-    `rules` describes `refuse` in plain values: it belongs to the key. `words`: store also the words
-    of each pair, for BPE-dropout. `progress` is called with the number of pairs read so far.
+    Of several processes that want the same store one makes it, and the others wait. `rules` are the
+    arguments of `PairRules`. `words`: store also the words of each pair, for BPE-dropout.
+    `progress` is called with the number of pairs read so far; `say` is told what takes its time.
     DataError: files missing, not UTF-8, out of step or changed meanwhile; no pair left; disk full.
     """
-    identity = _identity(corpora, tokenizers, split, rules, words)
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    wanted = _Wanted(corpora, tokenizers, split, rules, words)
+    key = wanted.key()
     index_path = directory / f"{split}-{key[:16]}.json"
-    weights = tuple(text.weight for text in corpora)
+    weights = tuple(text.weight for text in corpora for _ in text.shards())
     index = _read_index(index_path, key, words)
-    if index is not None:
+    if index is not None and not left_over(index_path):
         return EncodedCorpus(index_path, index, weights, reused=True)
-    with _write_aside(directory, index_path) as folder:
-        index = {"format": _FORMAT, "key": key, "split": split, "rules": rules}
-        index |= _encode(folder, corpora, tokenizers, refuse, words, progress)
-        if not sum(corpus["pairs"] for corpus in index["corpora"]):
-            raise DataError(_nothing_left(index))
-        for corpus, text in zip(index["corpora"], corpora, strict=True):
-            corpus["sha256"] = [file_sha256(path) for path in text.files]
-        if _identity(corpora, tokenizers, split, rules, words) != identity:
-            raise DataError(f"The {SPLIT_NAMES[split]} files changed while they were read.")
-        index["files"] = {name: _fingerprint(folder / name) for name in part_names(words)}
-        for name in part_names(words):
-            os.replace(folder / name, _part_path(index_path, name))
-        atomic_write_text(index_path, json.dumps(index, indent=1) + "\n")
-    return EncodedCorpus(index_path, index, weights, reused=False)
+    say = say or (lambda _: None)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        sweep(directory)
+        name = SPLIT_NAMES[split]
+        with maker(index_path, lambda: say(f"another process encodes the {name} text")) as folder:
+            index = _read_index(index_path, key, words)  # perhaps one was waited for
+            reused = index is not None
+            if index is None:
+                index = _made(wanted, key, index_path, folder, progress, say)
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise DataError(f"{directory}: cannot write the encoded text there: {error}.") from None
+    return EncodedCorpus(index_path, index, weights, reused=reused)
 
 
-def _identity(
-    corpora: Sequence[ParallelText],
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    split: Split,
-    rules: dict[str, object],
-    words: bool,
-) -> dict[str, object]:
-    """Everything the content of a store depends on."""
-    return {
-        "format": _FORMAT,
-        "split": split,
-        "corpora": [text.identity() for text in corpora],
-        "tokenizers": [tokenizer.hash for tokenizer in tokenizers],
-        "rules": rules,
-        **({"words": True} if words else {}),
-    }
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Everything that the content of a store depends on."""
+
+    corpora: Sequence[ParallelText]
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    split: Split
+    rules: dict[str, Any]
+    words: bool
+
+    def key(self) -> str:
+        """A hash of all that, the files by path, size and modification time."""
+        identity = {
+            "format": _FORMAT,
+            "split": self.split,
+            "corpora": [text.identity() for text in self.corpora],
+            "tokenizers": [tokenizer.hash for tokenizer in self.tokenizers],
+            "rules": self.rules,
+            **({"words": True} if self.words else {}),
+        }
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+    def shards(self) -> list[tuple[ParallelText, dict[str, Any]]]:
+        """The shards of all corpora, each with the beginning of its entry in the index."""
+        found = []
+        for number, text in enumerate(self.corpora):
+            entry: dict[str, Any] = {} if text.tag is None else {"tag": text.tag}
+            if text.more:
+                entry["corpus"] = number
+            found += [(shard, {"files": list(shard.files), **entry}) for shard in text.shards()]
+        return found
 
 
 # ---- writing the store ------------------------------------------------------------------------
 
 
-class _Side:
-    """The growing files of one side: tokens, where each pair begins, and maybe its words."""
+def _made(
+    wanted: _Wanted,
+    key: str,
+    index_path: Path,
+    folder: Path,
+    progress: Callable[[int], None] | None,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Encode into `folder`, move the parts to their places, write the index.
 
-    def __init__(self, parts: dict[str, IO[bytes]], side: str, dtype: str, words: bool) -> None:
-        self._parts = {name.removeprefix(f"{side}."): file for name, file in parts.items()}
-        self._dtype = dtype
-        self._total = 0
-        self._words = WordCounter() if words else None
-        self._parts["offsets"].write(np.zeros(1, dtype=np.int64).tobytes())
-
-    def append(self, rows: Sequence[Sequence[int]], words: Sequence[Sequence[int]]) -> None:
-        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)) + 1
-        ends = self._total + np.cumsum(lengths)
-        flat = np.full(int(lengths.sum()), EOS_ID, dtype=self._dtype)
-        inside = np.ones(len(flat), dtype=np.bool_)
-        inside[ends - self._total - 1] = False  # where each row's EOS stays
-        flat[inside] = np.fromiter(itertools.chain.from_iterable(rows), dtype=self._dtype)
-        self._parts["tokens"].write(flat.tobytes())
-        self._parts["offsets"].write(ends.tobytes())
-        self._total = int(ends[-1])
-        if self._words is not None:
-            types, counts = self._words.add(rows, words)
-            self._parts["words"].write(types.astype(np.uint32).tobytes())
-            self._parts["word_counts"].write(counts.astype(np.int64).tobytes())
-
-    def close(self) -> None:
-        """Write what is known only at the end: the different words."""
-        if self._words is not None:
-            types = self._words.types()
-            self._parts["types"].write(types.values.astype(np.uint32).tobytes())
-            self._parts["type_offsets"].write(types.starts.tobytes())
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What was read, kept and skipped, as it goes into the index."""
-
-    corpora: list[dict[str, Any]] = field(default_factory=list)
-    skipped: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def begin(self, text: ParallelText) -> None:
-        tag = {} if text.tag is None else {"tag": text.tag}
-        self.corpora.append({"files": list(text.files), **tag, "lines": 0, "pairs": 0})
-
-    def skip(self, reason: str, line: int) -> None:
-        seen = self.skipped.setdefault(reason, {"count": 0, "first": []})
-        seen["count"] += 1
-        if len(seen["first"]) < _SHOWN_LINES:
-            seen["first"].append([len(self.corpora) - 1, line])
+    What a fault has left in the folder is removed; what a kill has left stays for the next time.
+    """
+    index: dict[str, Any] = {"format": _FORMAT, "key": key}
+    index |= {"split": wanted.split, "rules": wanted.rules}
+    names = part_names(wanted.words)
+    try:
+        index |= _encode(wanted, key, folder, progress, say)
+        if not sum(corpus["pairs"] for corpus in index["corpora"]):
+            raise DataError(_nothing_left(index))
+        for corpus, (shard, _) in zip(index["corpora"], wanted.shards(), strict=True):
+            corpus["sha256"] = [file_sha256(path) for path in shard.files]
+        if wanted.key() != key:
+            raise DataError(f"The {SPLIT_NAMES[wanted.split]} files changed while they were read.")
+        prints = fingerprints([folder / name for name in names])
+        index["files"] = dict(zip(names, prints, strict=True))
+        for name in names:
+            os.replace(folder / name, part_path(index_path, name))
+        atomic_write_text(index_path, json.dumps(index, indent=1) + "\n")
+        sync_directory(index_path.parent)
+    except EncoderLost:
+        raise
+    except Exception:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return index
 
 
 def _encode(
+    wanted: _Wanted,
+    key: str,
     folder: Path,
-    corpora: Sequence[ParallelText],
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    refuse: Refuse,
-    words: bool,
     progress: Callable[[int], None] | None,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Write the parts of the store into `folder` and return what the index says about them."""
-    dtypes = ["uint16" if tokenizer.size <= 1 << 16 else "uint32" for tokenizer in tokenizers]
-    tally, done = _Tally(), 0
-    with _open_parts(folder, part_names(words)) as parts:
-        sides = [
-            _Side(parts, side, dtype, words)
-            for side, dtype in zip(("source", "target"), dtypes, strict=True)
-        ]
-        for text in corpora:
-            tally.begin(text)
-            for block in in_blocks(text.pairs(), _BLOCK):
-                encoded = [
-                    _encoded(tokenizer, [getattr(pair, name) for pair in block], words)
-                    for tokenizer, name in zip(tokenizers, ("source", "target"), strict=True)
-                ]
-                kept = _kept(block, encoded[0][0], encoded[1][0], refuse, tally, text.tag)
-                if kept:
-                    numbers = np.array([block[i].line for i in kept], dtype=np.int64)
-                    parts["lines"].write(numbers.tobytes())
-                    if text.tag is not None:
-                        encoded[0] = _tagged(tokenizers[0].tags[text.tag], *encoded[0])
-                    for side, (ids, places) in zip(sides, encoded, strict=True):
-                        side.append([ids[i] for i in kept], [places[i] for i in kept])
-                done += len(block)
-                if progress is not None:
-                    progress(done)
-        for side in sides:
-            side.close()
+    shards, rules = wanted.shards(), PairRules(**wanted.rules)
+    encoder = BlockEncoder(wanted.tokenizers, rules, wanted.words)
+    size = sum(os.stat(name).st_size for shard, _ in shards for name in shard.files)
+    with (
+        encoders(encoder, processes_for(size), folder) as encode,
+        store_writer(folder, key, rules, wanted.words) as writer,
+    ):
+        tally = writer.tally
+        if tally.done:
+            say(f"going on with the {SPLIT_NAMES[wanted.split]} text after {tally.done:,} pairs")
+        owners: deque[int] = deque()  # the shards of the blocks that are being encoded
+        for arrays in encode(_tasks(shards, tally, owners)):
+            owner = owners.popleft()
+            while len(tally.corpora) <= owner:
+                tally.begin(shards[len(tally.corpora)][1])
+            writer.add(arrays)
+            if progress is not None:
+                progress(tally.done)
+        for _, entry in shards[len(tally.corpora) :]:  # empty ones at the end
+            tally.begin(entry)
     return {
         "corpora": tally.corpora,
         "skipped": tally.skipped,
-        "dtypes": {"source": dtypes[0], "target": dtypes[1]},
-        "vocab": [tokenizer.size for tokenizer in tokenizers],
+        "dtypes": dict(zip(SIDES, map(id_type, wanted.tokenizers), strict=True)),
+        "vocab": [tokenizer.size for tokenizer in wanted.tokenizers],
     }
 
 
-def _encoded(
-    tokenizer: Tokenizer, texts: Sequence[str], words: bool
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Ids of each text, and where words are wanted to which word each belongs."""
-    if words:
-        return tokenizer.encode_words(texts)
-    return tokenizer.encode_batch(texts), [[] for _ in texts]
-
-
-def _tagged(
-    tag: int, rows: Sequence[list[int]], places: Sequence[list[int]]
-) -> tuple[list[list[int]], list[list[int]]]:
-    """The same with the tag before each text, as a word of its own, which is number -1."""
-    words = [[-1, *place] if place else place for place in places]
-    return [[tag, *row] for row in rows], words
-
-
-def _kept(
-    block: Sequence[Pair],
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-    refuse: Refuse,
-    tally: _Tally,
-    tag: str | None,
-) -> list[int]:
-    """Places in the block of the pairs that are not refused; the ids are without tag and EOS."""
-    kept = []
-    for place, (pair, source, target) in enumerate(zip(block, sources, targets, strict=True)):
-        reason = refuse(pair, len(source) + 1, len(target) + 1, tag)
-        if reason is None:
-            kept.append(place)
-        else:
-            tally.skip(reason, pair.line)
-    tally.corpora[-1]["lines"] += len(block)
-    tally.corpora[-1]["pairs"] += len(kept)
-    return kept
-
-
-@contextmanager
-def _open_parts(folder: Path, names: Sequence[str]) -> Iterator[dict[str, IO[bytes]]]:
-    """The parts of a store by name, open for writing; flushed to the disk at the end."""
-    with ExitStack() as stack:
-        parts: dict[str, IO[bytes]] = {}
-        for name in names:
-            parts[name] = stack.enter_context((folder / name).open("wb"))
-        yield parts
-        for part in parts.values():
-            part.flush()
-            os.fsync(part.fileno())
-
-
-@contextmanager
-def _write_aside(directory: Path, index_path: Path) -> Iterator[Path]:
-    """A temporary folder in `directory`, gone afterwards; the system's refusals as one sentence."""
-    folder = None
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for old in directory.glob(".tmp-*"):  # left by a process that was killed
-            if time.time() - old.stat().st_mtime > _ABANDONED:
-                remove_leftover(old)
-        folder = Path(tempfile.mkdtemp(prefix=f".tmp-{index_path.stem}-", dir=directory))
-        yield folder
-        sync_directory(directory)
-    except OSError as error:
-        raise DataError(f"{directory}: cannot write the encoded text there: {error}.") from None
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+def _tasks(
+    shards: Sequence[tuple[ParallelText, dict[str, Any]]], tally: Tally, owners: deque[int]
+) -> Iterator[tuple[TextBlock, str | None]]:
+    """The blocks that are not in the tally yet; the shard of each goes to `owners`."""
+    begun, blocks = max(0, len(tally.corpora) - 1), tally.blocks
+    for number, (shard, _) in enumerate(shards[begun:], begun):
+        for block in itertools.islice(text_blocks(shard), blocks, None):
+            owners.append(number)
+            yield block, shard.tag
+        blocks = 0
 
 
 # ---- reading the store ------------------------------------------------------------------------
 
 
-def part_names(words: bool) -> list[str]:
-    """Names of the files of a store, without or with the words of both sides."""
-    sides = ("source", "target") if words else ()
-    return [*_PARTS, *(f"{side}.{part}" for side in sides for part in _WORD_PARTS)]
-
-
-def _part_path(index_path: Path, name: str) -> Path:
-    return index_path.with_name(f"{index_path.stem}.{name}")
-
-
-def _fingerprint(path: Path) -> list[int | str]:
-    return [path.stat().st_size, file_sha256(path)]
-
-
 def _read_index(index_path: Path, key: str, words: bool) -> dict[str, Any] | None:
-    """The index of a complete store with this key, or None when it has to be made (again)."""
+    """The index of a whole store with this key, or None when it has to be made (again)."""
     try:
         index = json.loads(index_path.read_bytes())
         if index["format"] != _FORMAT or index["key"] != key:
             return None
-        for name in part_names(words):
-            if _fingerprint(_part_path(index_path, name)) != index["files"][name]:
-                return None
-    except (OSError, DataError, ValueError, LookupError, TypeError, RecursionError):
+        names = part_names(words)
+        paths = [part_path(index_path, name) for name in names]
+        if not are_whole(paths, [index["files"][name] for name in names]):
+            return None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
     assert isinstance(index, dict)
     return index
-
-
-def map_array(path: Path, dtype: str) -> NDArray[Any]:
-    """The file as a read-only array; slices of the plain type cost less than those of a memmap."""
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
 # ---- messages ---------------------------------------------------------------------------------

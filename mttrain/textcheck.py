@@ -20,8 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mttrain.check import PERCENTILES, PairRules
+from mttrain.check import PERCENTILES
 from mttrain.corpus import Pair, in_blocks
+from mttrain.pairrules import PairRules
 from mttrain.textreport import NAMED, SIDES, Finding, TextReport
 from mttrain.textrules import RULES, excerpt, line_faults, pair_faults
 from mttrain.textsides import LEARN_FROM, Sides, looks_like

@@ -43,7 +43,10 @@ LAYERS: dict[str, float] = {
     "boards": 1.5,  # of runlog
     "flops": 1.5,  # of utilisation and memory
     "comet_metric": 1.5,  # of metrics
+    "shards": 1,  # of pairs
     "pairs": 1.5,  # of corpus
+    "pairrules": 1.5,  # of check and encoding
+    "textblocks": 1.75,  # of encoding
     "textrules": 1.5,  # of textcheck
     "textsides": 1.5,  # of textcheck
     "textreport": 3.25,  # of textcheck
@@ -58,7 +61,10 @@ LAYERS: dict[str, float] = {
     # The parts: text to ids, ids to logits, logits to loss, weights to better weights, search.
     "tokenizer": 2,
     "tokenreport": 2.5,  # of tokenizer
-    "bpedropout": 2.5,  # of store and dataset
+    "bpedropout": 2.5,  # of encoding, storewriter and dataset
+    "storefiles": 2,  # of store
+    "encoding": 2.75,  # of store
+    "storewriter": 2.8,  # of store
     "model": 2,
     "pictures": 2,
     "inference": 2.5,  # of model

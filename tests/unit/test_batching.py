@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttrain.batching import EpochPlan, TokenBatchSampler, mixing_weights, plan_epoch
+from mttrain.batching import EpochPlan, TokenBatchSampler, _stable, mixing_weights, plan_epoch
 
 
 def lengths(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -230,6 +230,32 @@ def test_last_group_of_an_epoch_is_divided_by_what_it_holds() -> None:
     for update in range(2):
         taken = [i for rank in ranks for batch in rank[2 * update : 2 * update + 2] for i in batch]
         assert target[taken].sum() == plan.update_tokens(4)[update]
+
+
+@pytest.mark.parametrize("longest", [1, 3, 200])
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_order_is_that_of_one_sort(longest: int, kind: type) -> None:
+    """A faster sort that leaves the order of the two keys would give a resumed run other batches
+    than those it began with."""
+    generator = np.random.default_rng(longest)
+    source = generator.integers(1, longest + 1, 5000).astype(kind)
+    target = np.clip(source + generator.integers(-2, 3, 5000), 1, longest).astype(kind)
+    for epoch in range(3):
+        words = np.random.PCG64(np.random.SeedSequence((7, epoch)))
+        drawn = (words.random_raw(5002) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        longer = np.maximum(source, target).astype(np.int64)
+        bucket = np.floor(longer / (1.0 + (1.4 - 1.0) * drawn[0]) + drawn[1])
+        difference = (source - target) + 0.05 * longer * (drawn[2:] - 0.5)
+        wanted = np.lexsort((np.where(bucket % 2 == 0, difference, -difference), bucket))
+        plan = plan_epoch(7, epoch, source, target, batch_size=5000)  # one batch: not shuffled
+        np.testing.assert_array_equal(plan.order, wanted)
+
+
+def test_equal_values_keep_their_order() -> None:
+    """Of pairs that differ in nothing a fast sort may put any first."""
+    generator = np.random.default_rng(0)
+    for values in (generator.integers(0, 9, 3000).astype(np.float64), np.array([0.0, -0.0] * 99)):
+        np.testing.assert_array_equal(_stable(values), np.argsort(values, kind="stable"))
 
 
 def test_plan_makes_no_object_for_a_pair() -> None:

@@ -1,0 +1,165 @@
+"""Which pairs of a corpus are used: one pair at a time, or a block of them in arrays.
+
+Both ways give the same answer, so what a report counts is what training leaves out. Repeated pairs
+are told by 64-bit hashes of their text: among ten million pairs two different ones are taken for
+equal with a probability of 3 in a million. The hashes lie in one flat table, 11 to 22 bytes a pair.
+
+Shapes: N pairs of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mttrain.corpus import Pair
+
+REASONS = ("blank", "too_long", "ratio", "duplicate")
+"""Why a pair is skipped; of several the first."""
+
+USED, DUPLICATE = 0, 1 + REASONS.index("duplicate")
+_FULL = 0.7  # share of the table beyond which it doubles; probes stay few
+
+
+@dataclass(slots=True)
+class PairRules:
+    """Which pairs are used. One object serves one pass over a corpus: it remembers the pairs seen.
+
+    Lengths are subwords with EOS, without a tag. `max_ratio` bounds longer/shorter without EOS;
+    None is no bound.
+    """
+
+    max_length: int
+    max_ratio: float | None = None
+    drop_duplicates: bool = False
+    _seen: HashSet | None = field(default=None, repr=False)
+
+    def reason(
+        self,
+        source_len: int,
+        target_len: int,
+        pair: Pair | None = None,
+        tag: str | None = None,
+    ) -> str | None:
+        """Why the pair is skipped: "blank", "too_long", "ratio", "duplicate"; None: it is used.
+
+        The first that applies. Without the text, blank is no subwords, and nothing is a duplicate.
+        A tag takes one of `max_length`, and the same pair with another tag is another pair.
+        """
+        if source_len <= 1 or target_len <= 1 or (pair is not None and _is_blank(pair)):
+            return "blank"
+        if max(source_len + (tag is not None), target_len) > self.max_length:
+            return "too_long"
+        if self.max_ratio is not None:
+            shorter, longer = sorted((source_len - 1, target_len - 1))
+            if longer > self.max_ratio * shorter:
+                return "ratio"
+        if self.drop_duplicates and pair is not None:
+            hashes = np.array([pair_hash(pair.source, pair.target, tag)], dtype=np.uint64)
+            if not self.new(hashes)[0]:
+                return "duplicate"
+        return None
+
+    def codes(
+        self,
+        source_lens: NDArray[np.int64],
+        target_lens: NDArray[np.int64],
+        blank: NDArray[np.bool_],
+        tagged: bool,
+    ) -> NDArray[np.int8]:
+        """[N] int8: `USED`, or 1 + the place of the reason in `REASONS`, but for duplicates.
+
+        blank: where the text of a side holds nothing but white space.
+        """
+        codes = np.full(len(blank), USED, dtype=np.int8)
+        if self.max_ratio is not None:
+            shorter = np.minimum(source_lens, target_lens) - 1
+            longer = np.maximum(source_lens, target_lens) - 1
+            codes[longer > self.max_ratio * shorter] = 1 + REASONS.index("ratio")
+        longest = np.maximum(source_lens + tagged, target_lens)
+        codes[longest > self.max_length] = 1 + REASONS.index("too_long")
+        empty = blank | (source_lens <= 1) | (target_lens <= 1)
+        codes[empty] = 1 + REASONS.index("blank")
+        return codes
+
+    def new(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """[N] which of these pairs were not seen before, in earlier calls or in this one."""
+        if self._seen is None:
+            self._seen = HashSet()
+        return self._seen.add(hashes)
+
+
+class HashSet:
+    """64-bit numbers in one flat table with linear probing (Knuth, vol. 3, 6.4, algorithm L)."""
+
+    def __init__(self) -> None:
+        self._table = np.zeros(1 << 14, dtype=np.uint64)  # 0: a free place
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, numbers: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Put them in; [N] True for each that was not there, of equal ones for the first."""
+        # 0 is taken for 1.
+        found, first = np.unique(np.maximum(numbers, np.uint64(1)), return_index=True)
+        if len(self) + len(found) > _FULL * len(self._table):
+            self._grow(len(self) + len(found))
+        inserted = self._insert(found)
+        self._count += int(inserted.sum())
+        new = np.zeros(len(numbers), dtype=np.bool_)
+        new[first[inserted]] = True
+        return new
+
+    def _insert(self, numbers: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Different numbers: which ones found a free place."""
+        inserted = np.zeros(len(numbers), dtype=np.bool_)
+        mask = np.uint64(len(self._table) - 1)
+        going = np.arange(len(numbers))
+        at = numbers & mask
+        while len(going):
+            wanted = numbers[going]
+            there = self._table[at]
+            free = there == 0
+            self._table[at[free]] = wanted[free]  # of several for one place the last stays
+            mine = free & (self._table[at] == wanted)
+            inserted[going[mine]] = True
+            left = ~(mine | (there == wanted))
+            going, at = going[left], (at[left] + np.uint64(1)) & mask
+        return inserted
+
+    def _grow(self, count: int) -> None:
+        old, size = self._table[self._table != 0], len(self._table)
+        while count > _FULL * size / 2:
+            size *= 2
+        self._table = np.zeros(size, dtype=np.uint64)
+        for first in range(0, len(old), 1 << 20):
+            self._insert(old[first : first + (1 << 20)])
+
+
+def _is_blank(pair: Pair) -> bool:
+    return not pair.source.strip() or not pair.target.strip()
+
+
+def text_hash(text: str) -> int:
+    """64 bits that stand for a text."""
+    return int.from_bytes(blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
+
+
+def pair_hash(source: str, target: str, tag: str | None) -> int:
+    """The same for a pair with its tag."""
+    text = f"{source}\n{target}"  # no line holds a line feed
+    return text_hash(text if tag is None else f"{text}\n{tag}")
+
+
+def as_settings(rules: PairRules) -> dict[str, Any]:
+    """The rules in plain values: `PairRules(**as_settings(rules))` is a fresh object of them."""
+    return {
+        "max_length": rules.max_length,
+        "max_ratio": rules.max_ratio,
+        "drop_duplicates": rules.drop_duplicates,
+    }
