@@ -20,7 +20,7 @@ from mttrain.yamlio import plain_scalar
 
 PROJECT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
-ROW = re.compile(r"^\| `([a-z_.]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 
 each_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 
