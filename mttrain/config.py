@@ -204,7 +204,7 @@ class TrainConfig(Section):
     activation_checkpointing: bool = Field(
         False,
         description="keep only the input of each layer for backward and compute the rest again: "
-        "less memory, about a third more time",
+        "less memory, for one forward pass more",
     )
     max_bad_updates: Positive = Field(
         10, description="stop after this many updates in a row whose gradient is not finite"
