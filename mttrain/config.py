@@ -263,6 +263,9 @@ class TrainConfig(Section):
             yield Problem(sizes, "give either batch_size or batch_tokens and set the other to null")
         if self.batch_size is None and self.batch_tokens is None:
             yield Problem(sizes[::-1], "give either batch_tokens or batch_size")
+        if self.batch_tokens == "auto" and self.parallel == "fsdp":
+            # What is probed is the whole model on one process.
+            yield Problem(("batch_tokens", "parallel"), "auto cannot tell with parallel: fsdp")
         limits = ("max_steps", "max_epochs", "max_time")
         if self.max_steps is None and self.max_epochs is None and self.max_time is None:
             yield Problem(limits, "give at least one of max_steps, max_epochs and max_time")

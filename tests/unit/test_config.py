@@ -314,6 +314,7 @@ train: {max_epochs: 1, keep_last: 3, batch_size: x}
         (["train.max_time=0s"], "max_time: wants a time such as 90m"),
         (["train.tf32=true", "train.precision=bf16"], "tf32: has no effect with precision: bf16"),
         (["train.tf32=true", "train.device=cpu"], "tf32: has no effect with device: cpu"),
+        (["train.parallel=fsdp", "train.batch_tokens=auto"], "batch_tokens: auto cannot tell"),
         (["train.compile=true", "train.device=mps"], "compile: true is not for device: mps"),
         (["train.parallel=fsdp", "train.device=mps"], "parallel: fsdp is not for device: mps"),
         (["train.parallel=zero"], "parallel: must be ddp or fsdp, got zero"),
