@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from mttrain.linear import lowered, product, weight_gradient
 
-CHUNK_ELEMENTS_CPU = 1 << 21  # 4 MB of float32 logits: stay in the caches
+CHUNK_ELEMENTS_CPU = 1 << 21  # 8 MB of float32 logits: stay in the caches
 CHUNK_ELEMENTS_DEVICE = 1 << 26  # on a GPU few large kernels win
 
 
