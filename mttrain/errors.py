@@ -57,6 +57,11 @@ class TrainingError(MttrainError):
     exit_code = 5
 
 
+def first_line(error: Exception) -> str:
+    """What another library says of an error, as a part of a sentence."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".")
+
+
 def unequal_lines(one: str, lines: int, other: str, others: int) -> DataError:
     """The error about two texts that should be parallel, with both names and both counts."""
     counted = f"{lines} line" if lines == 1 else f"{lines} lines"
