@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -93,7 +94,7 @@ class Sharded(Parallel):
     def __init__(self, model: Transformer, world: World, make_step: MakeStep) -> None:
         self.model = model
         self.trained = copy.deepcopy(model)
-        mesh = init_device_mesh(world.device.type, (world.size,))
+        mesh = init_device_mesh(world.device.type, (dist.get_world_size(),))
         layers = [*self.trained.encoder.layers, *self.trained.decoder.layers]
         for layer in layers:
             fully_shard(layer, mesh=mesh)
