@@ -204,7 +204,8 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
     """Run the matrix products of the block in `dtype`; float32 and int8 need no help."""
     if dtype in (torch.float32, torch.int8):
         return nullcontext()
-    return torch.autocast(device.type, dtype=dtype)
+    # A weight is used once in a pass: kept copies would be a second model in memory until its end.
+    return torch.autocast(device.type, dtype=dtype, cache_enabled=False)
 
 
 def allow_tf32(wanted: bool, device: torch.device) -> None:
