@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mttrain.errors import ConfigError, first_line
+from mttrain.errors import ConfigError, gist
 from mttrain.linear import same_products
 from mttrain.model import Layer, Transformer
 
@@ -118,7 +118,7 @@ def check_compiler(device: torch.device) -> None:
                 return
             reason = "a test gave a wrong number"
         except Exception as error:  # whatever a compiler or its driver raises
-            reason = first_line(error)
+            reason = gist(error)
     raise ConfigError(
         f"train.compile: torch.compile does not work for {device.type} here: {reason}. Install "
         "what is missing, or set train.compile to false."

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from mttrain.errors import ConfigError, MttrainError, first_line
+from mttrain.errors import ConfigError, MttrainError, gist
 from mttrain.linear import bfloat16_is_fast, bfloat16_products
 from mttrain.rendezvous import meet
 
@@ -70,8 +70,7 @@ class World:
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        if self.size > 1:
-            self.sum([0.0])
+        self.sum([0.0])
 
     def wait_for_main(self, what: str) -> None:
         """Wait, for days if it must be, until rank 0 has come here too; then for all.
@@ -171,7 +170,7 @@ def joined_world(device: str, alone: bool = False) -> Iterator[World]:
             raise
         raise MttrainError(
             f"rank {rank}: another process of this job has ended or cannot be reached "
-            f"({first_line(error)}); its message, or the one of what started it, says why. The "
+            f"({gist(error)}); its message, or the one of what started it, says why. The "
             "same command goes on from the last checkpoint."
         ) from error
     finally:

@@ -57,9 +57,10 @@ class TrainingError(MttrainError):
     exit_code = 5
 
 
-def first_line(error: Exception) -> str:
-    """What another library says of an error, as a part of a sentence."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(".")
+def gist(error: Exception) -> str:
+    """The first sentence that another library says of an error, without the place in its source."""
+    first = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
+    return (first.partition("] ")[2] if first.startswith("[") else first)[:200].rstrip(".")
 
 
 def unequal_lines(one: str, lines: int, other: str, others: int) -> DataError:

@@ -105,8 +105,7 @@ class Pending:
         if self.ready is not None:
             self.ready.synchronize()
         smoothed, nll, correct, norm = self.figures.tolist()
-        sums = (smoothed, nll, correct)
-        return Outcome(sums, norm, math.isfinite(norm), self.pieces)
+        return Outcome((smoothed, nll, correct), norm, math.isfinite(norm), self.pieces)
 
 
 class Updater:
