@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mttrain.errors import ConfigError
+from mttrain.errors import ConfigError, gist
 from mttrain.linear import same_products
 from mttrain.model import Layer, Transformer
 
@@ -57,15 +57,18 @@ class Compiler:
     def __call__(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The function as it will run compiled, in one piece for all sizes."""
         torch._dynamo.config.recompile_limit = _LIMIT
+        # Else each layer is cut at the buckets of DistributedDataParallel, which wants the model
+        # in one piece to be cut; layer after layer gradients travel during backward all the same.
+        torch._dynamo.config.optimize_ddp = False
         # Else code made for as many rows as positions is for such batches alone.
         torch.fx.experimental._config.use_duck_shape = False
         return torch.compile(function, dynamic=True, backend=self._backend)
 
     def _backend(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         make = torch._dynamo.lookup_backend(self.backend)
-        self.graphs += 1
         start = time.monotonic()
         compiled = make(graph, inputs)
+        self.graphs += 1  # not before: what makes code may have the graph drawn anew
         self.seconds += time.monotonic() - start
         return cast(Callable[..., Any], compiled)
 
@@ -115,7 +118,7 @@ def check_compiler(device: torch.device) -> None:
                 return
             reason = "a test gave a wrong number"
         except Exception as error:  # whatever a compiler or its driver raises
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            reason = gist(error)
     raise ConfigError(
         f"train.compile: torch.compile does not work for {device.type} here: {reason}. Install "
         "what is missing, or set train.compile to false."

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from mttrain.errors import ConfigError, MttrainError
+from mttrain.errors import ConfigError, MttrainError, gist
 from mttrain.linear import bfloat16_is_fast, bfloat16_products
 from mttrain.rendezvous import meet
 
@@ -32,6 +32,8 @@ from mttrain.rendezvous import meet
 PATIENCE = timedelta(minutes=30)
 _LONG = timedelta(days=7)  # for what rank 0 alone does before training
 _CPU = torch.device("cpu")
+# What torchrun sets, and what holds without it.
+_PLACE = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,9 @@ class World:
         dist.all_reduce(total, how)
         return [float(v) for v in total.tolist()]
 
-    def any(self, flag: bool) -> bool:
-        """True on every rank when it is true on one."""
-        return self.sum([float(flag)])[0] > 0
-
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        if self.size > 1:
-            self.sum([0.0])
+        self.sum([0.0])
 
     def wait_for_main(self, what: str) -> None:
         """Wait, for days if it must be, until rank 0 has come here too; then for all.
@@ -126,53 +123,65 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return device
 
 
-def init_world(device: str) -> World:
-    """Join torchrun's process group when there is one; else a world of one process.
-
-    Raises ConfigError for a device this machine lacks.
-    """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    rank = int(os.environ.get("RANK", "0"))
-    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    if size == 1:
-        return World(rank, size, chosen)
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-        store = meet(rank, size, PATIENCE)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
-    return World(rank, size, chosen, _store())
-
-
-def _store() -> Store:
-    return PrefixStore("mttrain", dist.distributed_c10d._get_default_store())
-
-
-def close_world(world: World) -> None:
-    """Leave the process group; whoever used it must be gone, but for cycles of references.
-
-    What still refers to the group keeps its threads, and one that works on when the interpreter is
-    gone aborts the process.
-    """
-    if world.size > 1 and dist.is_initialized():
-        gc.collect()
-        dist.destroy_process_group()
-
-
 @contextmanager
-def one_voice(world: World) -> Iterator[None]:
-    """Leave the explanation to the process that failed: the others only find it gone."""
+def joined_world(device: str, alone: bool = False) -> Iterator[World]:
+    """torchrun's process group where there is one, else, or `alone`, a world of one process; left
+    at the end, when whoever used it must be gone, but for cycles of references.
+
+    Raises ConfigError for a device that this machine lacks or processes would share; MttrainError
+    where another process is gone or cannot be reached: that one has more to tell.
+    """
+    size, rank, local_rank, here = (
+        default if alone else int(os.environ.get(name, default)) for name, default in _PLACE.items()
+    )
+    chosen = choose_device(device, local_rank)
+    on_gpu = chosen.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(chosen)
+    if on_gpu and here > 1 and device.startswith("cuda:"):
+        raise ConfigError(
+            f"train.device {device} is one GPU, which the {here} processes of this machine would "
+            "share; use cuda, which gives each its own"
+        )
+    if size == 1:
+        yield World(rank, size, chosen)
+        return
+    if "MASTER_ADDR" not in os.environ:
+        raise ConfigError(
+            f"WORLD_SIZE is {size}, but MASTER_ADDR is not set: start the processes by torchrun, "
+            "or unset WORLD_SIZE to train in one"
+        )
+    done = False
     try:
-        yield
+        store = meet(rank, size, PATIENCE)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=PATIENCE,
+            # NCCL connects now: what is wrong with it is not to show after hours of encoding.
+            device_id=chosen if on_gpu else None,
+        )
+        yield World(rank, size, chosen, PrefixStore("mttrain", store))
+        done = True
     except RuntimeError as error:
-        lost = isinstance(error, dist.DistError) or "gloo" in str(error).lower()
-        if world.size == 1 or not lost:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
             raise
         raise MttrainError(
-            f"rank {world.rank}: another process of this job has ended; its message, or the one of "
-            "what started it, says why. The same command goes on from the last checkpoint."
+            f"rank {rank}: another process of this job has ended or cannot be reached "
+            f"({gist(error)}); its message, or the one of what started it, says why. The "
+            "same command goes on from the last checkpoint."
         ) from error
+    finally:
+        # What still refers to the group keeps its threads, and one that works on when the
+        # interpreter is gone aborts the process.
+        gc.collect()
+        if on_gpu and not done and dist.is_initialized():
+            # Not wait for what NCCL has begun: a process that is gone will never end it.
+            dist.distributed_c10d._abort_process_group()
+        elif dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def compute_type(precision: str, device: torch.device) -> torch.dtype:
@@ -181,7 +190,8 @@ def compute_type(precision: str, device: torch.device) -> torch.dtype:
     int8 is for decoding on a CPU: ConfigError elsewhere.
     """
     if precision == "auto":
-        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        # A GPU without such products would emulate them.
+        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if bf16 else torch.float32
     if precision == "int8" and device.type != "cpu":
         raise ConfigError(f"precision int8 runs on a CPU, not on {device.type}; use auto or bf16")
@@ -193,7 +203,8 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
     """Run the matrix products of the block in `dtype`; float32 and int8 need no help."""
     if dtype in (torch.float32, torch.int8):
         return nullcontext()
-    return torch.autocast(device.type, dtype=dtype)
+    # A weight is used once in a pass: kept copies would be a second model in memory until its end.
+    return torch.autocast(device.type, dtype=dtype, cache_enabled=False)
 
 
 def allow_tf32(wanted: bool, device: torch.device) -> None:

@@ -146,7 +146,8 @@ class _DropoutAdd(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, residual: Tensor, x: Tensor, rate: float, key: int) -> Tensor:
         ctx.rate, ctx.key, ctx.dtype = rate, key, x.dtype
-        return torch.addcmul(residual, x, scaled_mask(x.shape, rate, key, x))
+        # In the type of the residual, as in backward: 1 / (1 - rate) is rounded in bfloat16.
+        return torch.addcmul(residual, x, scaled_mask(x.shape, rate, key, residual))
 
     @staticmethod
     @once_differentiable

@@ -57,6 +57,12 @@ class TrainingError(MttrainError):
     exit_code = 5
 
 
+def gist(error: Exception) -> str:
+    """The first sentence that another library says of an error, without the place in its source."""
+    first = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
+    return (first.partition("] ")[2] if first.startswith("[") else first)[:200].rstrip(".")
+
+
 def unequal_lines(one: str, lines: int, other: str, others: int) -> DataError:
     """The error about two texts that should be parallel, with both names and both counts."""
     counted = f"{lines} line" if lines == 1 else f"{lines} lines"

@@ -201,7 +201,7 @@ class Trainer:
 
     def interrupted(self) -> bool:
         """Whether any rank was sent a signal; every rank must ask at the same point."""
-        return self.world.any(bool(self.interrupt.signal))
+        return self.world.largest(self.interrupt.signal) > 0
 
     def _save_and_stop(self) -> str:
         """Save the state and return the name of the signal."""
@@ -211,8 +211,7 @@ class Trainer:
         return signal.Signals(self.interrupt.signal or signal.SIGTERM).name
 
     def _save(self, improved: bool) -> None:
-        if self.world.size > 1:
-            self._share_window()
+        self._share_window()
         self.updater.parallel.collect()
         self.on_save(self.progress, improved)
         self.saved = self.progress.update
@@ -221,15 +220,8 @@ class Trainer:
         """Move the sums of all ranks to rank 0, which saves its own."""
         window = self.progress.window
         sums = self.world.sum([getattr(window, name) for name in SUMMED])
-        self.progress.window = Window(
-            updates=window.updates,
-            norm=window.norm,
-            seconds=window.seconds,
-            waiting=window.waiting,
-        )
-        if self.world.is_main:
-            for name, value in zip(SUMMED, sums, strict=True):
-                setattr(self.progress.window, name, value)
+        kept = sums if self.world.is_main else [0.0] * len(SUMMED)
+        self.progress.window = Window(**{**asdict(window), **dict(zip(SUMMED, kept, strict=True))})
 
     # ---- books -------------------------------------------------------------------------------
 
@@ -250,6 +242,9 @@ class Trainer:
 
     def _settle(self, all_of_them: bool = True) -> None:
         """Book the updates that are under way, or all but the newest."""
+        if all_of_them and self.updater.deferred:
+            # Tells of a process that is gone, for which a GPU would wait without a word.
+            self.world.barrier()
         while len(self._open) > (0 if all_of_them else 1):
             self._book(*self._open.pop(0))
 

@@ -116,7 +116,7 @@ def step_if_finite(optimizer: torch.optim.AdamW, norm: Tensor) -> None:
 
 
 class WeightAverage:
-    """Exponential moving average of the weights after each update.
+    """Exponential moving average of the weights after each update, also one that was left out.
 
     Mean of update u: m + (1 - d) * (w - m), with d = min(decay, (1 + u) / (10 + u)), so that the
     first weights are soon forgotten (the schedule of TensorFlow's ExponentialMovingAverage; for

@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -93,14 +94,14 @@ class Sharded(Parallel):
     def __init__(self, model: Transformer, world: World, make_step: MakeStep) -> None:
         self.model = model
         self.trained = copy.deepcopy(model)
-        mesh = init_device_mesh(world.device.type, (world.size,))
+        mesh = init_device_mesh(world.device.type, (dist.get_world_size(),))
         layers = [*self.trained.encoder.layers, *self.trained.decoder.layers]
         for layer in layers:
             fully_shard(layer, mesh=mesh)
         # Embeddings, projection and last norms: gathered for the whole pass, with the root.
         self.step = make_step(self.trained)
         fully_shard(self.step, mesh=mesh)
-        self._current = self._held = True
+        self._current = True
 
     def backward(self, last: bool) -> AbstractContextManager[None]:
         """Nothing: to keep whole gradients until the last part is what shards are to avoid."""
@@ -110,7 +111,8 @@ class Sharded(Parallel):
         """Fill the whole model from the shards."""
         if self._current:
             return
-        self._allocate()
+        for parameter in self.model.parameters():
+            parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
         shards = dict(self.trained.named_parameters())
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
@@ -119,10 +121,9 @@ class Sharded(Parallel):
 
     def release(self) -> None:
         """Give back the memory of the whole model; shapes and names stay."""
-        if self._held:
-            for parameter in self.model.parameters():
-                parameter.untyped_storage().resize_(0)
-        self._held = self._current = False
+        for parameter in self.model.parameters():
+            parameter.untyped_storage().resize_(0)
+        self._current = False
 
     def spread(self) -> None:
         """Cut the whole model into the shards."""
@@ -145,13 +146,6 @@ class Sharded(Parallel):
             value, parameter.device_mesh, parameter.placements, src_data_rank=None
         )
         return piece.clone()  # a view would keep the whole
-
-    def _allocate(self) -> None:
-        if not self._held:
-            for parameter in self.model.parameters():
-                size = parameter.numel() * parameter.element_size()
-                parameter.untyped_storage().resize_(size)
-        self._held = True
 
 
 def parallel(kind: str, model: Transformer, world: World, make_step: MakeStep) -> Parallel:

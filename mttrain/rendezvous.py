@@ -16,7 +16,7 @@ import secrets
 import time
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import DistStoreError, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 _PAUSE = 0.05  # seconds between two looks
@@ -25,7 +25,7 @@ _PAUSE = 0.05  # seconds between two looks
 def meet(rank: int, size: int, patience: timedelta) -> Store:
     """The store of this start of the job, for `init_process_group`; when all ranks are there.
 
-    Raises RuntimeError of the store when that cannot be reached, TimeoutError after `patience`.
+    Raises a DistError when the store cannot be reached, or after `patience`.
     """
     store: Store = next(rendezvous("env://", rank, size, timeout=patience))[0]
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -41,15 +41,15 @@ def agreed_word(store: Store, rank: int, size: int, patience: timedelta) -> str:
     answers under a key that holds the caller's word, and so is new, with its own word; the caller
     confirms that. Rank 0 answers what calls it finds until all have confirmed.
     """
-    deadline = time.monotonic() + patience.total_seconds()
     mine = secrets.token_hex(8)
     if rank != 0:
         store.set(f"mttrain/call/{rank}", mine)
         answer = f"mttrain/answer/{rank}/{mine}"
-        _wait(store, answer, deadline)
+        store.wait([answer], patience)
         word = store.get(answer).decode()
         store.set(f"mttrain/confirmed/{word}/{rank}", "yes")
         return word
+    deadline = time.monotonic() + patience.total_seconds()
     missing = set(range(1, size))
     while missing:
         for other in sorted(missing):
@@ -58,16 +58,7 @@ def agreed_word(store: Store, rank: int, size: int, patience: timedelta) -> str:
             elif store.check([f"mttrain/call/{other}"]):
                 call = store.get(f"mttrain/call/{other}").decode()
                 store.set(f"mttrain/answer/{other}/{call}", mine)
-        _pause(deadline if missing else None)
+        if missing and time.monotonic() > deadline:
+            raise DistStoreError(f"rank {min(missing)} has not come to the rendezvous")
+        time.sleep(_PAUSE)
     return mine
-
-
-def _wait(store: Store, key: str, deadline: float) -> None:
-    while not store.check([key]):
-        _pause(deadline)
-
-
-def _pause(deadline: float | None) -> None:
-    if deadline is not None and time.monotonic() > deadline:
-        raise TimeoutError("not all processes of this job have come to their rendezvous")
-    time.sleep(_PAUSE)

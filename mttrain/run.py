@@ -76,7 +76,10 @@ class Run:
 
     def run(self) -> TrainResult:
         """Build, resume, train, end."""
-        self.start_from = newest_good(self.run_dir, self._warn)
+        # One process looks: on a file system of several nodes others may see less, or later.
+        found = newest_good(self.run_dir, self._warn) if self.world.is_main else None
+        name = self.world.gather_texts([found.name] if found else [])[0]
+        self.start_from = self.run_dir / "checkpoints" / name[0] if name else None
         self.tokenizers: Tokenizers = tokenizers_of_run(self.config, self.world, self.log)
         self._load_text()
         self._choose_batch()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mttrain.boards import FOLDER, Board, require_tensorboard
 from mttrain.config import RunConfig
-from mttrain.distributed import World, choose_device, close_world, init_world, one_voice
+from mttrain.distributed import World, joined_world
 from mttrain.metrics import bleu_tokenizer, require_tokenizer
 from mttrain.progress import TrainResult, limit_reached
 from mttrain.run import Run
@@ -48,12 +48,8 @@ def train(config: RunConfig, *, fresh: bool = False, dry_run: bool = False) -> T
         require_tensorboard()
     if dry_run:
         return _rehearse(config, fresh)
-    world = init_world(config.train.device)
-    try:
-        with one_voice(world):
-            return _train(config, world, fresh)
-    finally:
-        close_world(world)
+    with joined_world(config.train.device) as world:
+        return _train(config, world, fresh)
 
 
 def _train(config: RunConfig, world: World, fresh: bool) -> TrainResult:
@@ -79,14 +75,16 @@ def _rehearse(config: RunConfig, fresh: bool) -> TrainResult:
     """The dry run, in a directory of its own that is removed; under torchrun by one process."""
     if os.environ.get("RANK", "0") != "0":
         return TrainResult("dry_run", Path(config.run_dir), None)
-    device = choose_device(config.train.device)
     run_dir = Path(config.run_dir)
     begun = goes_on(config, fresh=fresh)
     if begun or not is_run(run_dir):
         check_run_dir(config)
     if not begun:
         check_beginning(config)
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        joined_world(config.train.device, alone=True) as world,
+    ):
         data = config.data.model_copy(update={"cache_dir": None})
         config = config.model_copy(update={"run_dir": folder, "data": data})
         for name in (SHARED, SOURCE, TARGET):
@@ -95,7 +93,7 @@ def _rehearse(config: RunConfig, fresh: bool) -> TrainResult:
         log = Path(folder) / LOG
         done = checkpoint_names(run_dir)[-1:] if begun else []
         updates = max([0, *(int(name.removeprefix("step-")) for name in done)])
-        result = Run(config, World(0, 1, device), RunLog(log)).rehearse(
+        result = Run(config, world, RunLog(log)).rehearse(
             updates, int(os.environ.get("WORLD_SIZE", "1"))
         )
         return replace(result, records=read_log(log))

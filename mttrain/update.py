@@ -9,8 +9,9 @@ the learning rate of the update.
 
 On a GPU an update is never waited for: what stands in its batches is known to the CPU, batches come
 from pinned memory, the optimiser's kernel itself leaves out an update whose gradient is not finite,
-and the figures of an update are read when the next one is under way (`Pending`). With `train.ema`
-the device is waited for once, for the norm of the gradient.
+and the figures of an update are read when the next one is under way (`Pending`). So the copy of a
+batch stands in the queue of the GPU while that computes the update before, and a stream of its own
+would hide no more than the copy of some hundred thousand ids.
 """
 
 from __future__ import annotations
@@ -78,20 +79,21 @@ class Outcome:
     """What an update did.
 
     sums: smoothed loss and negative log-likelihood in nats, and correct tokens, of this rank; norm:
-    of the gradient of all ranks; rate: of learning; finite: whether the gradient was, else the
-    weights are as before; pieces: in how many its batches were cut to fit in memory, 1 = none was.
+    of the gradient of all ranks; finite: whether the gradient was, else the
+    weights are as before, and the running mean takes those; pieces: in how many its batches were
+    cut to fit in memory, 1 = none was.
     """
 
     sums: tuple[float, float, float]
     norm: float
-    rate: float
     finite: bool
     pieces: int
 
 
 @dataclass(frozen=True)
 class Pending:
-    """An update under way. figures [4], on the CPU when `ready`: sums and norm of `Outcome`."""
+    """An update under way. figures [4], on the CPU when `ready`: sums and norm of `Outcome`; rate:
+    of learning."""
 
     figures: Tensor
     rate: float
@@ -103,8 +105,7 @@ class Pending:
         if self.ready is not None:
             self.ready.synchronize()
         smoothed, nll, correct, norm = self.figures.tolist()
-        sums = (smoothed, nll, correct)
-        return Outcome(sums, norm, self.rate, math.isfinite(norm), self.pieces)
+        return Outcome((smoothed, nll, correct), norm, math.isfinite(norm), self.pieces)
 
 
 class Updater:
@@ -133,7 +134,7 @@ class Updater:
         parameters = dict(self.model.named_parameters())
         self.ema = None if decay is None else WeightAverage(parameters, decay)
         # Whether the optimiser's kernel is told on the device to leave an update out.
-        self.deferred = world.device.type == "cuda" and self.ema is None
+        self.deferred = world.device.type == "cuda"
         self._sums: list[Tensor] = []
 
     # ---- state -------------------------------------------------------------------------------
@@ -166,9 +167,9 @@ class Updater:
                 assert self.ema is not None  # train.ema cannot change in a run
                 self.ema.weights[name].copy_(self.parallel.like(parameter, value))
                 continue
-            # AdamW keeps its step counters where its kernels want them, not with the moments.
-            capturable = part == "step" and parameter.device.type == "cpu"
-            placed = value if capturable else self.parallel.like(parameter, value)
+            # AdamW keeps its step counters on the CPU but where a fused kernel counts.
+            counter = part == "step" and not self.optimizer.defaults["fused"]
+            placed = value if counter else self.parallel.like(parameter, value)
             self.optimizer.state[parameter][part] = placed
 
     # ---- one update --------------------------------------------------------------------------
@@ -186,13 +187,15 @@ class Updater:
         rate = learning_rate(update, self.config.optim, self.config.train.max_steps)
         set_learning_rate(self.optimizer, rate)
         if self.deferred or math.isfinite(norm.item()):
-            self._step(norm, update)
+            self._step(norm)
+        if self.ema is not None:
+            self.ema.add(update)
         self.scaler.update()
         pending = self._pending(norm, rate, pieces)
         self._forget()
         return pending
 
-    def _step(self, norm: Tensor, update: int) -> None:
+    def _step(self, norm: Tensor) -> None:
         """Change the weights; a deferred step looks itself whether the norm is finite."""
         if self.config.optim.clip_norm is not None:
             clip_gradients(self.model.parameters(), norm, self.config.optim.clip_norm)
@@ -200,8 +203,6 @@ class Updater:
             step_if_finite(self.optimizer, norm)
         else:
             self.scaler.step(self.optimizer)
-        if self.ema is not None:
-            self.ema.add(update)
 
     def _pending(self, norm: Tensor, rate: float, pieces: int) -> Pending:
         """The figures, on their way to the CPU."""
@@ -210,10 +211,8 @@ class Updater:
             sums, norm = sums.cpu(), norm.cpu()
         figures = torch.cat((sums.double().sum(0), norm.double()[None]))
         figures = figures.to("cpu", non_blocking=True)
-        ready = None
-        if self.world.device.type == "cuda":
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record()
+        on_gpu = self.world.device.type == "cuda"
+        ready = torch.cuda.current_stream(self.world.device).record_event() if on_gpu else None
         return Pending(figures, rate, pieces, ready)
 
     def ema_weights(self) -> dict[str, Tensor] | None:

@@ -134,13 +134,15 @@ def test_goes_on_under_another_number_of_processes(runs: Runs) -> None:
 
 
 def test_steps_that_look_at_the_norm_themselves(runs: Runs) -> None:
-    """What runs on GPUs, where nobody waits for the norm of the gradient: the same updates."""
-    settings = {"ema": None, "max_steps": 12, "log_every": 5}
-    shards = runs.config("waiting", parallel="fsdp", **settings)
-    finish_ranks(runs.folder / "waiting-ranks", [shards])
-    late = runs.config("late", parallel="fsdp", **settings)
-    finish_ranks(runs.folder / "late-ranks", [late], deferred=True)
-    assert_same(runs.tensors("waiting", 12), runs.tensors("late", 12))
+    """What runs on GPUs, where nobody waits for the norm of the gradient: the same updates, with
+    the scaler of fp16 on whole gradients and on shards."""
+    settings = {"precision": "fp16", "max_steps": 12, "log_every": 5}
+    waiting = runs.config("waiting", accumulate=2, **settings)
+    finish_ranks(runs.folder / "waiting-rank", [waiting], ranks=1)
+    late = [runs.config(f"late-{kind}", parallel=kind, **settings) for kind in ("ddp", "fsdp")]
+    finish_ranks(runs.folder / "late-ranks", late, deferred=True)
+    for kind in ("ddp", "fsdp"):
+        assert_same(runs.tensors("waiting", 12), runs.tensors(f"late-{kind}", 12))
 
 
 @pytest.mark.parametrize("killed", [0, 1])

@@ -111,7 +111,7 @@ def test_unpacks_the_real_corpus(tmp_path: Path) -> None:
 
 # What `srun` is given is what it runs; `scontrol` knows two nodes and writes down what it is asked.
 SRUN = """#!/usr/bin/env bash
-echo "$*" > asked
+echo "${SRUN_CPUS_PER_TASK:-1} CPUs: $*" > asked
 trap 'echo told >> asked; exit 143' TERM
 touch started
 for _ in $(seq 600); do [[ -e end ]] && exit 7; sleep 0.1; done
@@ -129,6 +129,7 @@ def start_job(folder: Path) -> subprocess.Popen[str]:
     environment = {
         **os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": "python",
         "SLURM_JOB_ID": "123", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_CPUS_PER_TASK": "32",
     }  # fmt: skip
     job = subprocess.Popen(
         [PROJECT / "scripts" / "slurm_train.sbatch", "--config", "x.yaml"],
@@ -143,13 +144,14 @@ def start_job(folder: Path) -> subprocess.Popen[str]:
 
 @needs_bash
 def test_slurm_job_meets_at_its_first_node_and_passes_a_failure_on(tmp_path: Path) -> None:
-    """Stops nodes from waiting for each other at other places, and a failed job from looking
-    done."""
+    """Stops nodes from waiting for each other at other places, all processes of a node from sharing
+    one CPU, and a failed job from looking done."""
     job = start_job(tmp_path)
     (tmp_path / "end").touch()
     job.communicate(timeout=60)
     assert job.returncode == 7
     asked = (tmp_path / "asked").read_text()
+    assert asked.startswith("32 CPUs: ")
     assert "--nnodes 2 " in asked and "--rdzv-endpoint node7:20123 " in asked
     assert asked.endswith("-m mttrain train --config x.yaml\n")
     assert not (tmp_path / "requeued").exists()

@@ -9,7 +9,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from mttrain.compiling import Compiler, check_compiler, padded, prepare_layers
 from mttrain.config import ModelConfig
@@ -139,3 +141,20 @@ def test_compiled_layers_compute_the_same_and_are_few(backend: str, recompute: b
     with torch.no_grad():
         assert torch.equal(model(*batch(3, 9, 9)), plain.eval()(*batch(3, 9, 9)))
     assert compiler.graphs == before, "validation is not compiled"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_several_processes_compile_as_few_pieces() -> None:
+    """Under DistributedDataParallel PyTorch cut each layer at its buckets: twice the pieces. The
+    layers are as large as the first bucket."""
+    torch._dynamo.reset()
+    config = ModelConfig(d_model=256, d_ff=1024, num_heads=2, encoder_layers=1, decoder_layers=1)
+    model, compiler = Transformer(config, VOCAB, VOCAB), Compiler("eager")
+    prepare_layers(model, CPU, compiler, recompute=False)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        DistributedDataParallel(model)(*batch(9, 17, 12)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    assert compiler.graphs == 2
