@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import pickle
@@ -262,7 +263,7 @@ def test_second_start_maps_the_store(
     assert not encode_corpus(data, tokenizers, "valid", store).reused
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "index", "deep"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "count", "index", "deep"])
 def test_damaged_store_is_made_again(
     tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer], damage: str
 ) -> None:
@@ -277,6 +278,10 @@ def test_damaged_store_is_made_again(
         tokens.write_bytes(content[:-2])
     elif damage == "missing":
         store.part("lines").unlink()
+    elif damage == "count":
+        text = store.index_path.read_text()
+        store.index_path.write_text(text.replace('"pairs": 3', '"pairs": 2'))
+        assert store.index_path.read_text() != text
     else:
         store.index_path.write_text("{" if damage == "index" else "[" * 100_000)
     again = encode_corpus(data, tokenizers, "train", tmp_path / "store")
@@ -285,7 +290,7 @@ def test_damaged_store_is_made_again(
     assert encode_corpus(data, tokenizers, "train", tmp_path / "store").reused
 
 
-def test_disk_full_is_one_sentence_and_no_orphan(
+def test_disk_full_is_one_sentence_and_no_store(
     tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> None:
     """R09: a full disk while encoding gave a traceback and files that the next start mapped."""
@@ -297,7 +302,9 @@ def test_disk_full_is_one_sentence_and_no_orphan(
             encoded(data, tokenizers, tmp_path / "store")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not list((tmp_path / "store").iterdir())
+    (kept,) = (tmp_path / "store").iterdir()  # where there is room again, encoding goes on there
+    assert kept.suffix == ".partial"
+    assert len(encoded(data, tokenizers, tmp_path / "store")) == 3000 and not kept.exists()
     with pytest.raises(DataError, match="cannot write"):
         encoded(data, tokenizers, Path(data.train[0].source) / "store")
 
@@ -317,6 +324,10 @@ def test_gzip_and_windows_files_give_the_same_store(
         assert [found[n].source.tolist() for n in range(3)] == [
             wanted[n].source.tolist() for n in range(3)
         ]
+        unpacked = gzip.open if name == "packed.en" else open
+        with unpacked(files.source, "rb") as file:
+            sums = [hashlib.sha256(file.read()), hashlib.sha256(Path(files.target).read_bytes())]
+        assert found.store.index["corpora"][0]["sha256"] == [one.hexdigest() for one in sums]
 
 
 def test_several_corpora_with_weights(

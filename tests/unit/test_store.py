@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from mttrain.config import CorpusConfig, DataConfig
 from mttrain.dataset import TranslationDataset, encode_corpus
 from mttrain.errors import DataError
 from mttrain.storefiles import are_whole, fingerprints, maker, map_array
+from mttrain.storewriter import StoreWriter
 from mttrain.tokenizer import train_tokenizer
 from tests.unit.store_help import LINES, PAIRS, both, child, opened, sentences, write
 
@@ -118,17 +120,43 @@ def test_interrupt_keeps_what_was_done(
 ) -> None:
     """Ctrl-C is the usual way to stop: it must not cost more than a kill."""
 
-    def stop(pairs: int) -> None:
-        if pairs >= 8192:
-            raise KeyboardInterrupt
+    class Terminated(BaseException):
+        """What the command line makes of SIGTERM."""
 
+    for kind, pairs in ((KeyboardInterrupt, 8192), (Terminated, 12_288)):
+
+        def stop(done: int, kind: type[BaseException] = kind, pairs: int = pairs) -> None:
+            if done == pairs:
+                raise kind
+
+        with pytest.raises(kind):
+            opened(folder, tmp_path, stop)
     seen: list[int] = []
-    for progress in (stop, seen.append):
-        try:
-            store = opened(folder, tmp_path, progress)
-        except KeyboardInterrupt:
-            continue
-    assert seen[0] == 12_288 and not store.reused
+    assert not opened(folder, tmp_path, seen.append).reused and seen[0] == 16_384
+    assert content(tmp_path) == whole
+
+
+@pytest.mark.parametrize("call", [9, 12])
+def test_interrupt_inside_a_block(
+    folder: Path,
+    whole: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: int,
+) -> None:
+    """Ctrl-C or SIGTERM while the parts of a block were written: the journal then said that the
+    block was there, and from it on each source stood beside the target of another pair."""
+    plain, left = StoreWriter._append_offsets, itertools.count(-call)
+
+    def interrupted(*arguments: Any) -> None:
+        if next(left) == -1:
+            raise KeyboardInterrupt
+        plain(*arguments)
+
+    monkeypatch.setattr(StoreWriter, "_append_offsets", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opened(folder, tmp_path)
+    opened(folder, tmp_path)
     assert content(tmp_path) == whole
 
 
