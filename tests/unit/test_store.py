@@ -258,15 +258,18 @@ def test_kill_at_the_very_end_leaves_nothing_for_ever(folder: Path, tmp_path: Pa
 
 
 def test_leftovers_are_swept_after_a_day(folder: Path, tmp_path: Path) -> None:
-    """R08: each kill while encoding left a folder for ever; but one that is at work stays."""
-    names = ["train-0123456789abcdef.partial", "valid-0123456789abcdef.partial", "other.partial"]
-    for name in names:
+    """R08: each kill while encoding left a folder for ever; but one that is at work stays. In a
+    shared directory, what had "partial-" or ".tmp-" in its name was taken for ours."""
+    ours = "0123456789abcdef.partial"
+    old = [f"train-{ours}", f"test-{ours}-node1.site.org-12"]
+    kept = [f"valid-{ours}", "other.partial", "film.partial-2", ".tmp-of-mine"]
+    for name in [*old, *kept]:
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (1, 1))
     with maker(tmp_path / "valid-0123456789abcdef.json"):
-        os.utime(tmp_path / names[1], (1, 1))
+        os.utime(tmp_path / kept[0], (1, 1))
         storefiles.sweep(tmp_path)
-        assert sorted(path.name for path in tmp_path.glob("*.partial")) == sorted(names[1:])
+        assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == set(kept)
 
 
 # ---- damage -----------------------------------------------------------------------------------
