@@ -9,6 +9,7 @@ Shapes: N pairs of a block.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -21,7 +22,8 @@ from mttrain.corpus import Pair
 REASONS = ("blank", "too_long", "ratio", "duplicate")
 """Why a pair is skipped; of several the first."""
 
-USED, DUPLICATE = 0, 1 + REASONS.index("duplicate")
+USED = 0
+BLANK, TOO_LONG, RATIO, DUPLICATE = range(1, 1 + len(REASONS))  # codes of the reasons
 _FULL = 0.7  # share of the table beyond which it doubles; probes stay few
 
 
@@ -50,7 +52,11 @@ class PairRules:
         The first that applies. Without the text, blank is no subwords, and nothing is a duplicate.
         A tag takes one of `max_length`, and the same pair with another tag is another pair.
         """
-        if source_len <= 1 or target_len <= 1 or (pair is not None and _is_blank(pair)):
+        if (
+            source_len <= 1
+            or target_len <= 1
+            or (pair is not None and blank_pairs([pair.source], [pair.target])[0])
+        ):
             return "blank"
         if max(source_len + (tag is not None), target_len) > self.max_length:
             return "too_long"
@@ -73,17 +79,17 @@ class PairRules:
     ) -> NDArray[np.int8]:
         """[N] int8: `USED`, or 1 + the place of the reason in `REASONS`, but for duplicates.
 
-        blank: where the text of a side holds nothing but white space.
+        blank: those of `blank_pairs`, whose lengths are not looked at.
         """
         codes = np.full(len(blank), USED, dtype=np.int8)
         if self.max_ratio is not None:
             shorter = np.minimum(source_lens, target_lens) - 1
             longer = np.maximum(source_lens, target_lens) - 1
-            codes[longer > self.max_ratio * shorter] = 1 + REASONS.index("ratio")
+            codes[longer > self.max_ratio * shorter] = RATIO
         longest = np.maximum(source_lens + tagged, target_lens)
-        codes[longest > self.max_length] = 1 + REASONS.index("too_long")
+        codes[longest > self.max_length] = TOO_LONG
         empty = blank | (source_lens <= 1) | (target_lens <= 1)
-        codes[empty] = 1 + REASONS.index("blank")
+        codes[empty] = BLANK
         return codes
 
     def new(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -141,19 +147,18 @@ class HashSet:
             self._insert(old[first : first + (1 << 20)])
 
 
-def _is_blank(pair: Pair) -> bool:
-    return not pair.source.strip() or not pair.target.strip()
-
-
-def text_hash(text: str) -> int:
-    """64 bits that stand for a text."""
-    return int.from_bytes(blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
+def blank_pairs(sources: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
+    """[N] where the text of a side holds nothing but white space."""
+    pairs = zip(sources, targets, strict=True)
+    return np.array(
+        [not (one and two) or one.isspace() or two.isspace() for one, two in pairs], dtype=np.bool_
+    )
 
 
 def pair_hash(source: str, target: str, tag: str | None) -> int:
-    """The same for a pair with its tag."""
-    text = f"{source}\n{target}"  # no line holds a line feed
-    return text_hash(text if tag is None else f"{text}\n{tag}")
+    """64 bits that stand for the text of a pair with its tag."""
+    text = f"{source}\n{target}" if tag is None else f"{source}\n{target}\n{tag}"
+    return int.from_bytes(blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
 
 
 def as_settings(rules: PairRules) -> dict[str, Any]:

@@ -8,12 +8,14 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mttrain.check import PairRules, check_corpus
 from mttrain.config import CorpusConfig, DataConfig
 from mttrain.corpus import Pair, read_pairs, write_lines
+from mttrain.dataset import encode_corpus
 from mttrain.errors import DataError
 from mttrain.tokenizer import Tokenizer, train_tokenizer
 
@@ -202,6 +204,57 @@ def test_tens_of_thousands_of_pairs_in_seconds(tmp_path: Path, tokenizer: Tokeni
     assert time.process_time() - start < 20
     assert seen == [4096, 8000] and report.splits[0].kept == 8000
     assert report.splits[1].overlap == 8000
+
+
+class Asked(Tokenizer):
+    """A tokenizer that keeps what it is asked for."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.texts: list[str] = []
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same, noted."""
+        self.texts.extend(texts)
+        return super().encode_batch(texts)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_store_saves_the_tokenizer_and_changes_nothing(tmp_path: Path, drop: bool) -> None:
+    """At a first start all text was tokenized twice. Lengths are those of the store, found by line
+    numbers: behind skipped pairs, in a shard behind an empty one, and in JSON lines, which have
+    gaps, they must not be those of another pair. Pairs that were skipped count all the same."""
+    draw = random.Random(3)
+    pairs = [("a" * draw.randint(0, 14), "b" * draw.randint(0, 14)) for _ in range(5000)]
+    pairs[7], pairs[-1], pairs[4090:4100] = (" \u3000", "abc"), ("c" * 40, "c"), [("ab", "ab")] * 10
+    corpus(tmp_path, "s-1", pairs)
+    corpus(tmp_path, "s-3", pairs[50:90])
+    for side in ("en", "de"):
+        (tmp_path / f"s-2.{side}").touch()
+    rows = [json.dumps({"en": source, "de": target}) for source, target in pairs[:300]]
+    gaps = [line for n, row in enumerate(rows) for line in ([""] if n % 5 else ["", "", row])]
+    write_lines(tmp_path / "j.jsonl", gaps)
+    shards = CorpusConfig(source=f"{tmp_path}/s-*.en", target=f"{tmp_path}/s-*.de")
+    tagged = CorpusConfig(pairs=f"{tmp_path}/j.jsonl", tag="bt")
+    held_out = corpus(tmp_path, "v", pairs[:99])
+    settings = {"max_length": 13, "max_ratio": 3.0, "drop_duplicates": drop, "test": held_out}
+    data = config([shards, tagged, held_out], held_out, **settings)
+    train_tokenizer(["abc"], vocab_size=264, level="character", tags=["bt"]).save(tmp_path / "t")
+    plain, asked = Asked.load(tmp_path / "t"), Asked.load(tmp_path / "t")
+    stores = [encode_corpus(data, (plain, plain), split, tmp_path) for split in ("train", "valid")]
+    wanted = check_corpus(data, (plain, plain)).to_dict()
+    seen: list[int] = []
+    with_stores = {"stores": stores, "progress": seen.append}
+    assert check_corpus(data, (asked, asked), **with_stores).to_dict() == wanted
+    train, valid, _ = wanted["splits"]
+    assert train["kept"] == len(stores[0]) and seen[-1] == train["pairs"]
+    skipped = train["skipped"]
+    assert skipped.keys() == {"blank", "too_long", "ratio"} | ({"duplicate"} if drop else set())
+    again = sum(
+        split["pairs"] - split["kept"] - split["skipped"]["blank"] for split in (train, valid)
+    )
+    tested = sum(not (source.isspace() or "" in (source, target)) for source, target in pairs[:99])
+    assert len(asked.texts) == 2 * (again + tested)
 
 
 def test_report_and_filter_agree(tmp_path: Path) -> None:
