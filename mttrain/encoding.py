@@ -72,7 +72,7 @@ class BlockEncoder:
         texts = decoded(block)
         encoded = [self._ids(place, lines) for place, lines in enumerate(texts)]
         lengths = [_lengths(rows) for rows, _ in encoded]
-        codes = self.rules.codes(*lengths, blank_pairs(*texts), tag is not None)
+        codes = self.rules.codes(lengths[0], lengths[1], blank_pairs(*texts), tag is not None)
         kept = np.flatnonzero(codes == USED).tolist()
         arrays: Arrays = {"codes": codes, "lines": block.lines}
         if self.rules.drop_duplicates:

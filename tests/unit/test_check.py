@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from mttrain.check import PairRules, check_corpus
+from mttrain.check import check_corpus
 from mttrain.config import CorpusConfig, DataConfig
-from mttrain.corpus import Pair, read_pairs, write_lines
+from mttrain.corpus import read_pairs, write_lines
 from mttrain.dataset import encode_corpus
 from mttrain.errors import DataError
+from mttrain.pairrules import REASONS, PairRules, blank_pairs, pair_hash
 from mttrain.tokenizer import Tokenizer, train_tokenizer
 
 
@@ -42,41 +44,46 @@ def config(train: list[CorpusConfig], valid: CorpusConfig, **settings: object) -
 # ---- rules ------------------------------------------------------------------------------------
 
 
+def reasons(rules: PairRules, *lengths: tuple[int, int], blank: bool = False) -> list[str | None]:
+    """Why pairs of these lengths are skipped."""
+    one, two = (np.array(side) for side in zip(*lengths, strict=True))
+    codes = rules.codes(one, two, np.full(len(one), blank), tagged=False)
+    return [(None, *REASONS)[code] for code in codes]
+
+
 def test_length_counts_the_end_of_sentence() -> None:
     """D01: the check measured words, or forgot EOS, and longer rows reached the model."""
-    rules = PairRules(max_length=10)
-    assert rules.reason(10, 10) is None
-    assert rules.reason(11, 2) == rules.reason(2, 11) == "too_long"
+    assert reasons(PairRules(10), (10, 10), (11, 2), (2, 11)) == [None, "too_long", "too_long"]
 
 
 def test_blank_pairs_are_no_pairs() -> None:
     """T12: a model that sees empty targets learns to give empty output."""
-    rules = PairRules(max_length=10)
-    assert rules.reason(1, 5) == rules.reason(5, 1) == rules.reason(1, 1) == "blank"
-    assert rules.reason(3, 3, Pair(1, " \u3000", "a")) == "blank"
-    assert rules.reason(3, 3, Pair(1, "a", "\t ")) == "blank"
-    assert rules.reason(3, 3, Pair(1, "a", "b")) is None
+    assert reasons(PairRules(10), (1, 5), (5, 1), (1, 1)) == ["blank"] * 3
+    assert reasons(PairRules(10), (3, 3), blank=True) == ["blank"]
+    pairs = [(" \u3000", "a"), ("a", "\t "), ("", "a"), ("a", ""), ("a", "b"), (" a", "\u200b")]
+    assert blank_pairs(*zip(*pairs, strict=True)).tolist() == [True] * 4 + [False] * 2
 
 
 def test_ratio_counts_subwords_without_the_end() -> None:
     """With EOS counted, pairs of one and three words pass a limit of two."""
-    rules = PairRules(max_length=100, max_ratio=2.0)
-    assert rules.reason(11, 21) is rules.reason(21, 11) is None
-    assert rules.reason(2, 4) == rules.reason(4, 2) == "ratio"
-    assert PairRules(max_length=100).reason(2, 100) is None
+    lengths = [(11, 21), (21, 11), (2, 4), (4, 2)]
+    assert reasons(PairRules(100, max_ratio=2.0), *lengths) == [None, None, "ratio", "ratio"]
+    assert reasons(PairRules(100), (2, 100)) == [None]
 
 
 def test_duplicates_are_pairs_not_sides() -> None:
-    """Two translations of one sentence are not a repetition; only kept pairs are remembered."""
-    rules = PairRules(max_length=10, drop_duplicates=True)
-    pairs = [("a", "b"), ("a", "c"), ("a", "b"), ("ab", ""), ("a", "b ")]
-    reasons = [
-        rules.reason(len(source) + 1, len(target) + 1, Pair(number, source, target))
-        for number, (source, target) in enumerate(pairs, 1)
+    """Two translations of one sentence are not a repetition, nor is a pair in two languages; and
+    no border between the sides goes lost."""
+    pairs = [
+        ("a", "b", None),
+        ("a", "c", None),
+        ("a", "b", "2de"),
+        ("ab", "", None),
+        ("a", "b ", None),
     ]
-    assert reasons == [None, None, "duplicate", "blank", None]
-    twice = PairRules(max_length=10)
-    assert twice.reason(2, 2, Pair(1, "a", "b")) is twice.reason(2, 2, Pair(2, "a", "b")) is None
+    hashes = np.array([pair_hash(*pair) for pair in pairs], dtype=np.uint64)
+    rules = PairRules(10, drop_duplicates=True)
+    assert rules.new(hashes).all() and not rules.new(hashes[2:]).any()
 
 
 # ---- report -----------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from mttrain import encoding, storefiles, storewriter
 from mttrain.config import CorpusConfig, DataConfig
 from mttrain.dataset import TranslationDataset, encode_corpus
 from mttrain.errors import DataError
+from mttrain.pairrules import PairRules
 from mttrain.storefiles import are_whole, fingerprints, maker, map_array
-from mttrain.storewriter import StoreWriter
+from mttrain.storewriter import StoreWriter, store_writer
 from mttrain.tokenizer import train_tokenizer
 from tests.unit.store_help import LINES, PAIRS, both, child, opened, sentences, write
 
@@ -266,10 +267,11 @@ def test_leftovers_are_swept_after_a_day(folder: Path, tmp_path: Path) -> None:
     for name in [*old, *kept]:
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (1, 1))
-    with maker(tmp_path / "valid-0123456789abcdef.json"):
-        os.utime(tmp_path / kept[0], (1, 1))
+    rules = PairRules(9)
+    with store_writer(tmp_path / kept[0], "key", rules, words=False) as writer:
+        writer.commit()  # as every few seconds
         storefiles.sweep(tmp_path)
-        assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == set(kept)
+        assert {path.name for path in tmp_path.iterdir()} == set(kept)
 
 
 # ---- damage -----------------------------------------------------------------------------------
