@@ -498,15 +498,18 @@ def test_validation_covers_all_pairs(
     assert sum(batch.target_tokens for batch in batches) == dataset.target_lengths.sum()
 
 
-def test_workers_after_tokenizing_are_silent(tmp_path: Path) -> None:
-    """D15: tokenizer threads before a fork made the workers hang, or warn once for each worker."""
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_after_tokenizing_are_silent(tmp_path: Path, method: str) -> None:
+    """D15: tokenizer threads before a fork made the workers hang, or warn once for each worker.
+    Those of a fork server, which Python 3.14 has by default, took its pid for a dead parent's."""
     script = """
-import sys
+import multiprocessing, sys
 from pathlib import Path
 from mttrain.batching import TokenBatchSampler, plan_epoch
 from mttrain.config import CorpusConfig, DataConfig
 from mttrain.dataset import TranslationDataset, batch_loader, encode_corpus
 from mttrain.tokenizer import train_tokenizer
+multiprocessing.set_start_method(sys.argv[2])
 folder = Path(sys.argv[1])
 lines = [f"line {n} of some text" for n in range(300)]
 for name in ("t.en", "t.de"):
@@ -520,10 +523,10 @@ sampler = TokenBatchSampler(lambda epoch: plan_epoch(1, epoch, *lengths, batch_t
 print(sum(len(batch.indices) for batch in batch_loader(dataset, sampler, workers=2)))
 """
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, str(tmp_path)],
+        [sys.executable, "-W", "error", "-c", script, str(tmp_path), method],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert (ended.stdout, ended.stderr, ended.returncode) == ("300\n", "", 0)
 
