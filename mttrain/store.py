@@ -276,7 +276,6 @@ def _encode(
         "corpora": tally.corpora,
         "skipped": tally.skipped,
         "dtypes": dict(zip(SIDES, map(id_type, wanted.tokenizers), strict=True)),
-        "vocab": [tokenizer.size for tokenizer in wanted.tokenizers],
     }
 
 
@@ -360,11 +359,8 @@ def _nothing_left(index: dict[str, Any]) -> str:
     name = SPLIT_NAMES[index["split"]]
     if not index["skipped"]:
         return f"No {name} pairs: {files} are empty; give files with text."
+    rules = ", ".join(f"{rule} is {value}" for rule, value in index["rules"].items())
     return (
         f"No {name} pair is left of {files}: skipped {_describe(index)}. "
-        f"Correct the files, or the rules under data: {_rules_text(index['rules'])}."
+        f"Correct the files, or the rules under data: {rules}."
     )
-
-
-def _rules_text(rules: dict[str, object]) -> str:
-    return ", ".join(f"{name} is {value}" for name, value in rules.items())

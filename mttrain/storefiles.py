@@ -136,6 +136,7 @@ def _locked(path: Path, waits: Callable[[], None] | None) -> IO[bytes] | None:
             lock.close()
             if error.errno not in _NO_LOCKS:
                 raise
+            path.unlink(missing_ok=True)
             return None
         except BaseException:
             lock.close()

@@ -82,7 +82,8 @@ class StoreWriter:
         self._inside = False  # a block, of which only some parts may be written
         if not self._go_on():
             self._begin()
-        self._totals = {name: _last(folder / name) for name in parts if name.endswith("offsets")}
+        offsets = [name for name in parts if name.endswith("offsets")]
+        self._totals = {name: int(map_array(folder / name, "int64")[-1]) for name in offsets}
 
     def add(self, arrays: Arrays) -> None:
         """The next block of the shard that was begun last."""
@@ -159,7 +160,6 @@ class StoreWriter:
     # ---- after a kill ------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self.tally = Tally()
         for name, part in self._parts.items():
             part.truncate(0)
             if name.endswith("offsets"):
@@ -216,8 +216,3 @@ def store_writer(folder: Path, key: str, rules: PairRules, words: bool) -> Itera
                 writer.commit()
             raise
         writer.commit()
-
-
-def _last(path: Path) -> int:
-    offsets = map_array(path, "int64")
-    return int(offsets[-1])
