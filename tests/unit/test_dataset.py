@@ -362,11 +362,12 @@ def test_store_of_a_killed_encoder_is_swept(
     """R08: each kill -9 while encoding left a folder of the size of the corpus for ever; but the
     folder of an encoder that is at work now must stay."""
     store = tmp_path / "store"
-    for name in (".tmp-old", ".tmp-new"):
-        (store / name).mkdir(parents=True)
-    os.utime(store / ".tmp-old", (1, 1))
+    old, new = (store / f"train-0123456789abcde{digit}.partial" for digit in "01")
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+    os.utime(old, (1, 1))
     encode_corpus(simple(tmp_path, [3]), tokenizers, "train", store)
-    assert not (store / ".tmp-old").exists() and (store / ".tmp-new").exists()
+    assert not old.exists() and new.exists()
 
 
 def test_dataset_travels_as_a_name(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
