@@ -212,19 +212,6 @@ class WordCounter:
         found = np.array(numbers, dtype=np.int64)
         return found, found >= known
 
-    def add(
-        self, rows: Sequence[Sequence[int]], places: Sequence[Sequence[int]]
-    ) -> tuple[Ints, Ints]:
-        """Ids of texts, and of each id the number of its word in its text -> the number of each
-        word among all different ones, and how many words each text has."""
-        block = block_words(rows, places)
-        types = Ragged(block["types"], _starts(block["type_lengths"]))
-        return self.number(types)[0][block["words"]], block["word_counts"]
-
-    def types(self) -> Ragged:
-        """The plain segmentation of each different word, by its number."""
-        return ragged([np.frombuffer(key, dtype=np.uint32).tolist() for key in self._numbers])
-
 
 def _hashes(words: Ragged) -> Keys:
     """A 64-bit number for each word: equal ones for equal words, and hardly for others."""

@@ -4,16 +4,19 @@
 counts is what is left out. `check_corpus` reads all splits once, in blocks, and reports pairs per
 reason, lengths, repeated pairs, copies, and validation or test lines that training has seen.
 
-Price: the tokenizer's speed (about 20,000 pairs of short sentences per second on two cores) and
-some 32 bytes of memory per pair, for lengths and 64-bit hashes. Equal hashes are taken for equal
-lines: among ten million lines that errs with a probability of 3 in a million.
+Price: without a store the tokenizer's speed, with one the reading, and the tokenizer for the pairs
+that the store skipped. Memory: 16 bytes a pair, for 64-bit hashes of the source and of the pair,
+and 1 byte more at the end. Equal hashes are taken for equal text: among ten million lines that errs
+with a probability of 3 in a million.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,9 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mttrain.config import DataConfig
-from mttrain.corpus import Pair, in_blocks
-from mttrain.pairrules import DUPLICATE, REASONS, USED, PairRules, pair_hash, text_hash
+from mttrain.encoding import SIDES
+from mttrain.hashing import absorb, as_keys
+from mttrain.pairrules import BLANK, DUPLICATE, REASONS, USED, PairRules, blank_pairs
 from mttrain.pairs import ParallelText, parallel_text
+from mttrain.store import EncodedCorpus
+from mttrain.storefiles import map_array
+from mttrain.textblocks import decoded, text_blocks
 from mttrain.tokenizer import Tokenizer
 
 PERCENTILES = (50, 90, 95, 99, 100)
@@ -33,7 +40,13 @@ _REASONS = {
     "ratio": "too unequal (one side more than {max_ratio} times the other)",
     "duplicate": "repeated",
 }
-_BLOCK = 4096
+_LENGTHS = (
+    "source characters",
+    "source subwords",
+    "target characters",
+    "target subwords",
+    "longer side subwords",
+)
 _MANY = 0.1  # share of skipped pairs above which the report warns
 
 
@@ -44,9 +57,9 @@ _MANY = 0.1  # share of skipped pairs above which the report warns
 class SplitReport:
     """The figures of one split: training, validation or test.
 
-    `lengths` gives PERCENTILES over the pairs that are not blank, for "source characters", "source
-    subwords", "target characters", "target subwords" and "longer side subwords"; subwords count
-    a tag and EOS. In validation and test, skipped pairs lack in the loss only: BLEU takes all.
+    `lengths` gives PERCENTILES over the pairs that are not blank, for each of `_LENGTHS`; subwords
+    count a tag and EOS. In validation and test, skipped pairs lack in the loss only: BLEU takes
+    all.
     """
 
     split: str
@@ -155,21 +168,26 @@ def check_corpus(
     data: DataConfig,
     tokenizers: tuple[Tokenizer, Tokenizer],
     *,
+    stores: Sequence[EncodedCorpus] = (),
     progress: Callable[[int], None] | None = None,
 ) -> CorpusReport:
     """Read all text files of a configuration and report on them.
 
-    `tokenizers` are those of source and target. `progress` is called with the number of pairs read
-    so far. DataError when a file is missing, not UTF-8, empty or out of step with its partner.
+    `tokenizers` are those of source and target. `stores`: of the same text, encoded by these
+    tokenizers and these rules; the lengths of the pairs there are not counted again. `progress` is
+    called with the number of pairs read so far. DataError when a file is missing, not UTF-8, empty
+    or out of step with its partner.
     """
+    encoded = {store.index["split"]: store for store in stores}
     rules = PairRules(data.max_length, data.max_ratio, data.drop_duplicates)
     texts = [parallel_text(corpus, data) for corpus in data.train]
-    train = _Tally(texts, rules).read(tokenizers, progress)
+    train = _Tally(texts, rules, tokenizers)
+    train.read(encoded.get("train"), progress)
     splits = [train.report("training", None)]
-    for name, corpus in (("validation", data.valid), ("test", data.test)):
+    for key, name, corpus in (("valid", "validation", data.valid), ("test", "test", data.test)):
         if corpus is not None:
-            text = parallel_text(corpus, data)
-            tally = _Tally([text], PairRules(data.max_length)).read(tokenizers, None)
+            tally = _Tally([parallel_text(corpus, data)], PairRules(data.max_length), tokenizers)
+            tally.read(encoded.get(key), None)
             splits.append(tally.report(name, train))
     sides = zip(*(text.langs for text in texts), strict=True)
     names = [
@@ -179,80 +197,124 @@ def check_corpus(
     return CorpusReport(data.max_length, data.max_ratio, names[0], names[1], splits)
 
 
-class _Tally:
-    """Running figures of one split: numbers per pair, no text."""
+class _Stored:
+    """The lengths of the pairs of a store, in the order of the text."""
 
-    def __init__(self, texts: Sequence[ParallelText], rules: PairRules) -> None:
-        self.texts = texts
-        self.rules = rules
-        self.pairs = 0
-        self.identical = 0
-        self.skipped: Counter[str] = Counter()
-        self.lengths = array("i")  # 4 numbers for each pair that is not blank
+    def __init__(self, store: EncodedCorpus) -> None:
+        self._lines = map_array(store.part("lines"), "int64")
+        self._offsets = [map_array(store.part(f"{side}.offsets"), "int64") for side in SIDES]
+        self._ends = np.cumsum([0, *(corpus["pairs"] for corpus in store.index["corpora"])])
+        self._at = 0
+
+    def lengths(self, shard: int, lines: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[2, N] subwords of the pairs of a shard with these ascending line numbers, EOS and tag
+        included; 0 where the store has none. Each call goes on behind the one before."""
+        first, end = max(self._at, self._ends[shard]), self._ends[shard + 1]
+        count = int(np.searchsorted(self._lines[first:end], lines[-1], side="right"))
+        self._at = first + count
+        found = np.zeros((len(SIDES), len(lines)), dtype=np.int64)
+        places = np.searchsorted(lines, self._lines[first : self._at])
+        for row, offsets in zip(found, self._offsets, strict=True):
+            row[places] = np.diff(offsets[first : self._at + 1])
+        return found
+
+
+class _Tally:
+    """Running figures of one split: two hashes per pair, and how often each length occurs."""
+
+    def __init__(
+        self,
+        texts: Sequence[ParallelText],
+        rules: PairRules,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+    ) -> None:
+        self.texts, self.rules, self.tokenizers = texts, rules, tokenizers
+        self.pairs = self.identical = 0
+        self.codes = np.zeros(1 + len(REASONS), dtype=np.int64)
+        self.lengths = [Counter[int]() for _ in _LENGTHS]  # of the pairs that are not blank
         self.sources, self.hashes = array("Q"), array("Q")
 
-    def read(
-        self, tokenizers: tuple[Tokenizer, Tokenizer], progress: Callable[[int], None] | None
-    ) -> _Tally:
+    def read(self, store: EncodedCorpus | None, progress: Callable[[int], None] | None) -> None:
+        """Count all pairs."""
+        stored, numbers = None if store is None else _Stored(store), itertools.count()
         for text in self.texts:
-            for block in in_blocks(text.required_pairs(), _BLOCK):
-                self._add(block, tokenizers, text.tag)
-                if progress is not None:
-                    progress(self.pairs)
-        return self
+            before = self.pairs
+            for shard in text.shards():
+                number = next(numbers)
+                for block in text_blocks(shard):
+                    known = None if stored is None else stored.lengths(number, block.lines)
+                    self._add(decoded(block), known, text.tag)
+                    if progress is not None:
+                        progress(self.pairs)
+            if self.pairs == before:
+                raise text.without_pairs()
 
     def _add(
-        self, block: list[Pair], tokenizers: tuple[Tokenizer, Tokenizer], tag: str | None
+        self, texts: tuple[list[str], list[str]], known: NDArray[np.int64] | None, tag: str | None
     ) -> None:
-        sources = tokenizers[0].encode_batch([pair.source for pair in block])
-        targets = tokenizers[1].encode_batch([pair.target for pair in block])
-        one, two = (np.array([len(ids) + 1 for ids in side]) for side in (sources, targets))
-        blank = [not pair.source.strip() or not pair.target.strip() for pair in block]
-        codes = self.rules.codes(one, two, np.array(blank, dtype=np.bool_), tag is not None)
-        hashes = [pair_hash(pair.source, pair.target, tag) for pair in block]
+        """N pairs; known [2, N]: lengths as `_Stored` gives them."""
+        size, blank, tagged = len(texts[0]), blank_pairs(*texts), int(tag is not None)
+        lengths = np.zeros((len(SIDES), size), dtype=np.int64) if known is None else known
+        kept = lengths[0] > 0
+        others = np.flatnonzero(~kept & ~blank)
+        for row, tokenizer, lines in zip(lengths, self.tokenizers, texts, strict=True):
+            ids = tokenizer.encode_batch([lines[at] for at in others.tolist()])
+            row[others] = _numbers(map(len, ids), len(ids)) + 1
+        lengths[0, others] += tagged
+        codes = self.rules.codes(lengths[0] - tagged, lengths[1], blank, bool(tagged))
+        sources, targets = (_numbers(map(hash, lines), size).view(np.uint64) for lines in texts)
+        hashes = absorb(absorb(as_keys([hash(tag)]), sources), targets)
         if self.rules.drop_duplicates:
             used = np.flatnonzero(codes == USED)
-            new = self.rules.new(np.array(hashes, dtype=np.uint64)[used])
+            new = self.rules.new(hashes[used]) if known is None else kept[used]
             codes[used[~new]] = DUPLICATE
-        self.hashes.extend(hashes)
-        self.sources.extend(text_hash(pair.source) for pair in block)
-        for pair, source, target, code in zip(block, one, two, codes.tolist(), strict=True):
-            reason = None if code == USED else REASONS[code - 1]
-            if reason is not None:
-                self.skipped[reason] += 1
-            if reason != "blank":
-                read = int(source) + (tag is not None)
-                self.lengths.extend((len(pair.source), read, len(pair.target), int(target)))
-                self.identical += pair.source == pair.target
-        self.pairs += len(block)
+        self.sources.frombytes(sources.tobytes())
+        self.hashes.frombytes(hashes.tobytes())
+        self.codes += np.bincount(codes, minlength=len(self.codes))
+        self.pairs += size
+        read = codes != BLANK
+        same = np.fromiter(map(operator.eq, *texts), dtype=np.bool_, count=size)
+        self.identical += int((same & read).sum())
+        characters = [_numbers(map(len, lines), size) for lines in texts]
+        columns = (characters[0], lengths[0], characters[1], lengths[1], lengths.max(axis=0))
+        for counts, column in zip(self.lengths, columns, strict=True):
+            values, times = np.unique(column[read], return_counts=True)
+            counts.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
 
     def report(self, split: str, train: _Tally | None) -> SplitReport:
-        sources = np.asarray(self.sources)
-        overlap = 0 if train is None else int(np.isin(sources, np.asarray(train.sources)).sum())
+        """The figures; those of `train` were reported before."""
+        hashes, sources = (np.frombuffer(some, np.uint64) for some in (self.hashes, self.sources))
+        hashes.sort()  # in place: copies would be as large as all that is held
+        sources.sort()
+        overlap = 0
+        if train is not None:
+            known = np.frombuffer(train.sources, np.uint64)
+            at = np.searchsorted(known, sources)
+            overlap = int((known[np.minimum(at, len(known) - 1)] == sources).sum())
+        counts = zip(REASONS, self.codes[1:].tolist(), strict=True)
         return SplitReport(
             split=split,
             files=[text.all_files() for text in self.texts],
             pairs=self.pairs,
-            skipped=dict(sorted(self.skipped.items())),
-            lengths=_percentiles(np.asarray(self.lengths).reshape(-1, 4)),
-            duplicates=self.pairs - len(np.unique(np.asarray(self.hashes))),
+            skipped={reason: count for reason, count in sorted(counts) if count},
+            lengths={
+                name: _percentiles(counts)
+                for name, counts in zip(_LENGTHS, self.lengths, strict=True)
+                if counts
+            },
+            duplicates=int((hashes[1:] == hashes[:-1]).sum()),
             identical=self.identical,
             overlap=overlap,
         )
 
 
-def _percentiles(lengths: NDArray[np.int32]) -> dict[str, list[int]]:
-    """PERCENTILES of the columns: the least length that so many per cent of pairs do not exceed."""
-    if not len(lengths):
-        return {}
-    columns = {
-        "source characters": lengths[:, 0],
-        "source subwords": lengths[:, 1],
-        "target characters": lengths[:, 2],
-        "target subwords": lengths[:, 3],
-        "longer side subwords": lengths[:, [1, 3]].max(axis=1),
-    }
-    return {
-        name: [int(value) for value in np.percentile(column, PERCENTILES, method="inverted_cdf")]
-        for name, column in columns.items()
-    }
+def _numbers(values: Iterable[int], count: int) -> NDArray[np.int64]:
+    return np.fromiter(values, dtype=np.int64, count=count)
+
+
+def _percentiles(counts: Counter[int]) -> list[int]:
+    """PERCENTILES of values that occur so often: the least that so many per cent do not exceed."""
+    values = sorted(counts)
+    ends = np.cumsum([counts[value] for value in values])
+    places = [np.searchsorted(ends, -(-percent * ends[-1] // 100)) for percent in PERCENTILES]
+    return [values[place] for place in places]

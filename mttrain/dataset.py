@@ -12,6 +12,7 @@ in one assignment.
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -289,7 +290,10 @@ def _quiet_worker(parent: int, _: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
-        if os.getppid() != parent:
+        there = os.getppid() == parent
+        if multiprocessing.get_start_method() == "forkserver":  # whose child it is, and which ends
+            there = (process := multiprocessing.parent_process()) is None or process.is_alive()
+        if not there:
             os._exit(1)
 
 

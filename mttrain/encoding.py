@@ -7,8 +7,8 @@ results come back in the order of the blocks.
 
 The processes are `python -m mttrain.encoding`, fed by pipes: they load neither torch nor what the
 calling program has loaded, whatever threads and devices it holds. Each is one thread of the
-tokenizer's program and some 60 MB. For little text there is none of them: there the threads of the
-tokenizer's own library, in this process, are faster than starting up.
+tokenizer's program and 60 to 100 MB. For little text there is none of them: there the threads of
+the tokenizer's own library, in this process, are faster than starting up.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from numpy.typing import NDArray
 
 from mttrain.bpedropout import block_words
 from mttrain.errors import DataError
-from mttrain.pairrules import USED, PairRules, as_settings, pair_hash
+from mttrain.pairrules import USED, PairRules, as_settings, blank_pairs, pair_hash
 from mttrain.textblocks import TextBlock, decoded
 from mttrain.tokenizer import EOS_ID, Tokenizer
 
 SIDES = ("source", "target")
 MANY = 32 << 20  # bytes of text, packed or not, from which on processes are worth their start
-MOST = 12  # processes: with 60 MB each and what the caller holds they stay below 1.5 GB
+MOST = 12  # processes: with up to 100 MB each and what the caller holds, some 1.5 GB
 _AHEAD = 2  # blocks handed out for each encoder, and two more: none of them waits
 
 Arrays = dict[str, NDArray[Any]]
@@ -72,12 +72,7 @@ class BlockEncoder:
         texts = decoded(block)
         encoded = [self._ids(place, lines) for place, lines in enumerate(texts)]
         lengths = [_lengths(rows) for rows, _ in encoded]
-        blank = [
-            not (one and two) or one.isspace() or two.isspace()
-            for one, two in zip(*texts, strict=True)
-        ]
-        empty = np.array(blank, dtype=np.bool_)
-        codes = self.rules.codes(lengths[0], lengths[1], empty, tag is not None)
+        codes = self.rules.codes(lengths[0], lengths[1], blank_pairs(*texts), tag is not None)
         kept = np.flatnonzero(codes == USED).tolist()
         arrays: Arrays = {"codes": codes, "lines": block.lines}
         if self.rules.drop_duplicates:

@@ -1,14 +1,15 @@
-"""Which pairs of a corpus are used: one pair at a time, or a block of them in arrays.
+"""Which pairs of a corpus are used, told for a block of them in arrays.
 
-Both ways give the same answer, so what a report counts is what training leaves out. Repeated pairs
-are told by 64-bit hashes of their text: among ten million pairs two different ones are taken for
-equal with a probability of 3 in a million. The hashes lie in one flat table, 11 to 22 bytes a pair.
+What a report counts is what training leaves out, since both ask here. Repeated pairs are told by
+64-bit hashes of their text: among ten million pairs two different ones are taken for equal with a
+probability of 3 in a million. The hashes lie in one flat table, 11 to 22 bytes a pair.
 
 Shapes: N pairs of a block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -16,12 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mttrain.corpus import Pair
-
 REASONS = ("blank", "too_long", "ratio", "duplicate")
 """Why a pair is skipped; of several the first."""
 
-USED, DUPLICATE = 0, 1 + REASONS.index("duplicate")
+USED = 0
+BLANK, TOO_LONG, RATIO, DUPLICATE = range(1, 1 + len(REASONS))  # codes of the reasons
 _FULL = 0.7  # share of the table beyond which it doubles; probes stay few
 
 
@@ -29,40 +29,14 @@ _FULL = 0.7  # share of the table beyond which it doubles; probes stay few
 class PairRules:
     """Which pairs are used. One object serves one pass over a corpus: it remembers the pairs seen.
 
-    Lengths are subwords with EOS, without a tag. `max_ratio` bounds longer/shorter without EOS;
-    None is no bound.
+    Lengths are subwords with EOS, without a tag, which takes one of `max_length`. `max_ratio`
+    bounds longer/shorter without EOS; None is no bound.
     """
 
     max_length: int
     max_ratio: float | None = None
     drop_duplicates: bool = False
     _seen: HashSet | None = field(default=None, repr=False)
-
-    def reason(
-        self,
-        source_len: int,
-        target_len: int,
-        pair: Pair | None = None,
-        tag: str | None = None,
-    ) -> str | None:
-        """Why the pair is skipped: "blank", "too_long", "ratio", "duplicate"; None: it is used.
-
-        The first that applies. Without the text, blank is no subwords, and nothing is a duplicate.
-        A tag takes one of `max_length`, and the same pair with another tag is another pair.
-        """
-        if source_len <= 1 or target_len <= 1 or (pair is not None and _is_blank(pair)):
-            return "blank"
-        if max(source_len + (tag is not None), target_len) > self.max_length:
-            return "too_long"
-        if self.max_ratio is not None:
-            shorter, longer = sorted((source_len - 1, target_len - 1))
-            if longer > self.max_ratio * shorter:
-                return "ratio"
-        if self.drop_duplicates and pair is not None:
-            hashes = np.array([pair_hash(pair.source, pair.target, tag)], dtype=np.uint64)
-            if not self.new(hashes)[0]:
-                return "duplicate"
-        return None
 
     def codes(
         self,
@@ -71,19 +45,20 @@ class PairRules:
         blank: NDArray[np.bool_],
         tagged: bool,
     ) -> NDArray[np.int8]:
-        """[N] int8: `USED`, or 1 + the place of the reason in `REASONS`, but for duplicates.
+        """[N] int8: `USED` or the code of the first reason that applies, but for duplicates.
 
-        blank: where the text of a side holds nothing but white space.
+        blank: those of `blank_pairs`, whose lengths are not looked at; text without subwords is
+        blank, too. The same pair with another tag is another pair.
         """
         codes = np.full(len(blank), USED, dtype=np.int8)
         if self.max_ratio is not None:
             shorter = np.minimum(source_lens, target_lens) - 1
             longer = np.maximum(source_lens, target_lens) - 1
-            codes[longer > self.max_ratio * shorter] = 1 + REASONS.index("ratio")
+            codes[longer > self.max_ratio * shorter] = RATIO
         longest = np.maximum(source_lens + tagged, target_lens)
-        codes[longest > self.max_length] = 1 + REASONS.index("too_long")
+        codes[longest > self.max_length] = TOO_LONG
         empty = blank | (source_lens <= 1) | (target_lens <= 1)
-        codes[empty] = 1 + REASONS.index("blank")
+        codes[empty] = BLANK
         return codes
 
     def new(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -141,19 +116,18 @@ class HashSet:
             self._insert(old[first : first + (1 << 20)])
 
 
-def _is_blank(pair: Pair) -> bool:
-    return not pair.source.strip() or not pair.target.strip()
-
-
-def text_hash(text: str) -> int:
-    """64 bits that stand for a text."""
-    return int.from_bytes(blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
+def blank_pairs(sources: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
+    """[N] where the text of a side holds nothing but white space."""
+    pairs = zip(sources, targets, strict=True)
+    return np.array(
+        [not (one and two) or one.isspace() or two.isspace() for one, two in pairs], dtype=np.bool_
+    )
 
 
 def pair_hash(source: str, target: str, tag: str | None) -> int:
-    """The same for a pair with its tag."""
-    text = f"{source}\n{target}"  # no line holds a line feed
-    return text_hash(text if tag is None else f"{text}\n{tag}")
+    """64 bits that stand for the text of a pair with its tag."""
+    text = f"{source}\n{target}" if tag is None else f"{source}\n{target}\n{tag}"
+    return int.from_bytes(blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
 
 
 def as_settings(rules: PairRules) -> dict[str, Any]:

@@ -84,8 +84,12 @@ class ParallelText:
         for pair in self.pairs():
             yield pair
         if pair is None:
-            empty = "are empty" if len(self.all_files()) > 1 else "is empty"
-            raise DataError(f"{self.name} {empty}; give files with text.")
+            raise self.without_pairs()
+
+    def without_pairs(self) -> DataError:
+        """What is to be raised when there is not one pair."""
+        empty = "are empty" if len(self.all_files()) > 1 else "is empty"
+        return DataError(f"{self.name} {empty}; give files with text.")
 
     def side(self, side: str) -> Iterator[str]:
         """The lines of "source" or "target" alone."""

@@ -4,8 +4,8 @@ Builds vocabulary, encoded text, model and `loop.Trainer`; resumes from the newe
 validates and saves when the loop asks for it. What happens after the last update is the affair of
 `ending`.
 
-Price beside training: at a new start two passes of the tokenizer over the text (a check, then the
-encoding), at a resumed one the hashes of the files.
+Price beside training: at a new start a pass of the tokenizer over the text and a reading of it for
+the report, at a resumed one the checksums of the encoded text.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ class Run:
         self.valid_text = load_raw(data.valid, data)
         self.test_text = load_raw(data.test, data) if data.test is not None else None
         if self.world.is_main:
-            if self.start_from is None:
-                self._report_corpus()
             with self.log.progress(None, what="encoded pair") as bar:
                 self.dataset, self.valid_set = self._encode(bar.update)
+            if self.start_from is None:
+                self._report_corpus()
         self.world.wait_for_main("text")
         if not self.world.is_main:
             self.dataset, self.valid_set = self._encode()
@@ -142,10 +142,13 @@ class Run:
         )
 
     def _report_corpus(self) -> None:
-        """Look at the corpora before anything else, and say what is in them."""
+        """Look at the corpora before training, and say what is in them."""
         self.log.truncate_after(-1)  # records of a run that died before its first checkpoint
         with self.log.progress(None, what="checked pair") as bar:
-            report = check_corpus(self.config.data, self.tokenizers, progress=bar.update)
+            stores = self.dataset.store, self.valid_set.store
+            report = check_corpus(
+                self.config.data, self.tokenizers, stores=stores, progress=bar.update
+            )
         self.log.event("corpus", step=0, **report.to_dict())
         self._say(report.text())
 

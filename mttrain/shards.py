@@ -1,8 +1,8 @@
 """A corpus in many files: which ones a pattern names, and which source belongs to which target.
 
-"*" stands for any characters of a path between two slashes and "?" for one. What the wildcards
-stand for tells the shards apart, so one that is missing on one side is an error and never shifts
-the others.
+"*" stands for any characters of a path between two slashes and "?" for one, but not, as in a shell,
+for the dot of a hidden file. What the wildcards stand for tells the shards apart, so one that is
+missing on one side is an error and never shifts the others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _matches(pattern: str) -> dict[tuple[str, ...], str]:
         return {(): pattern}
     parts = _WILD.split(pattern)
     form = re.compile("".join(_FORMS.get(part) or re.escape(part) for part in parts), re.DOTALL)
-    names = glob.glob(pattern.replace("[", "[[]"), include_hidden=True)
+    names = glob.glob(pattern.replace("[", "[[]"))
     found = {match.groups(): name for name in names if (match := form.fullmatch(name))}
     if not found:
         raise DataError(f"{pattern}: no file has such a name (relative to {os.getcwd()}).")

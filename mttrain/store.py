@@ -18,13 +18,14 @@ import itertools
 import json
 import os
 import shutil
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mttrain.corpus import atomic_write_text, file_sha256, sync_directory
+from mttrain.corpus import atomic_write_text, sync_directory
 from mttrain.encoding import (
     SIDES,
     BlockEncoder,
@@ -45,7 +46,7 @@ from mttrain.storefiles import (
     part_path,
     sweep,
 )
-from mttrain.storewriter import Tally, store_writer
+from mttrain.storewriter import store_writer
 from mttrain.tags import tag_token
 from mttrain.textblocks import TextBlock, text_blocks
 from mttrain.tokenizer import Tokenizer
@@ -54,7 +55,7 @@ Split = Literal["train", "valid", "test"]
 
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
-_FORMAT = 2  # a store of another format is made anew
+_FORMAT = 3  # a store of another format is made anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +195,15 @@ class _Wanted:
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def shards(self) -> list[tuple[ParallelText, dict[str, Any]]]:
-        """The shards of all corpora, each with the beginning of its entry in the index."""
+        """The shards of all corpora, each with its entry in the index, which is to be filled in."""
         found = []
         for number, text in enumerate(self.corpora):
             entry: dict[str, Any] = {} if text.tag is None else {"tag": text.tag}
             if text.more:
                 entry["corpus"] = number
-            found += [(shard, {"files": list(shard.files), **entry}) for shard in text.shards()]
+            for shard in text.shards():
+                counts = {"lines": 0, "pairs": 0, "sha256": []}
+                found.append((shard, {"files": list(shard.files), **entry, **counts}))
         return found
 
 
@@ -217,29 +220,27 @@ def _made(
 ) -> dict[str, Any]:
     """Encode into `folder`, move the parts to their places, write the index.
 
-    What a fault has left in the folder is removed; what a kill has left stays for the next time.
+    What a fault of the text has left in the folder is removed; what a kill, a lost encoder or a
+    full disk has left stays for the next time.
     """
-    index: dict[str, Any] = {"format": _FORMAT, "key": key}
-    index |= {"split": wanted.split, "rules": wanted.rules}
+    index: dict[str, Any] = {"key": key, "split": wanted.split, "rules": wanted.rules}
     names = part_names(wanted.words)
     try:
         index |= _encode(wanted, key, folder, progress, say)
         if not sum(corpus["pairs"] for corpus in index["corpora"]):
             raise DataError(_nothing_left(index))
-        for corpus, (shard, _) in zip(index["corpora"], wanted.shards(), strict=True):
-            corpus["sha256"] = [file_sha256(path) for path in shard.files]
         if wanted.key() != key:
             raise DataError(f"The {SPLIT_NAMES[wanted.split]} files changed while they were read.")
         prints = fingerprints([folder / name for name in names])
         index["files"] = dict(zip(names, prints, strict=True))
         for name in names:
             os.replace(folder / name, part_path(index_path, name))
-        atomic_write_text(index_path, json.dumps(index, indent=1) + "\n")
+        content = {**index, "sum": _index_sum(index)}
+        atomic_write_text(index_path, json.dumps(content, indent=1) + "\n")
         sync_directory(index_path.parent)
-    except EncoderLost:
-        raise
-    except Exception:
-        shutil.rmtree(folder, ignore_errors=True)
+    except DataError as error:
+        if not isinstance(error, EncoderLost):
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     return index
 
@@ -262,34 +263,48 @@ def _encode(
         tally = writer.tally
         if tally.done:
             say(f"going on with the {SPLIT_NAMES[wanted.split]} text after {tally.done:,} pairs")
+        entries = [*tally.corpora, *(entry for _, entry in shards[len(tally.corpora) :])]
         owners: deque[int] = deque()  # the shards of the blocks that are being encoded
-        for arrays in encode(_tasks(shards, tally, owners)):
-            owner = owners.popleft()
-            while len(tally.corpora) <= owner:
-                tally.begin(shards[len(tally.corpora)][1])
+        begun = max(0, len(tally.corpora) - 1)
+        for arrays in encode(_tasks([shard for shard, _ in shards], entries, begun, owners)):
+            tally.corpora += entries[len(tally.corpora) : owners.popleft() + 1]
             writer.add(arrays)
             if progress is not None:
                 progress(tally.done)
-        for _, entry in shards[len(tally.corpora) :]:  # empty ones at the end
-            tally.begin(entry)
+        tally.corpora += entries[len(tally.corpora) :]  # empty ones at the end
     return {
         "corpora": tally.corpora,
         "skipped": tally.skipped,
         "dtypes": dict(zip(SIDES, map(id_type, wanted.tokenizers), strict=True)),
-        "vocab": [tokenizer.size for tokenizer in wanted.tokenizers],
     }
 
 
 def _tasks(
-    shards: Sequence[tuple[ParallelText, dict[str, Any]]], tally: Tally, owners: deque[int]
+    shards: Sequence[ParallelText],
+    entries: Sequence[dict[str, Any]],
+    begun: int,
+    owners: deque[int],
 ) -> Iterator[tuple[TextBlock, str | None]]:
-    """The blocks that are not in the tally yet; the shard of each goes to `owners`."""
-    begun, blocks = max(0, len(tally.corpora) - 1), tally.blocks
-    for number, (shard, _) in enumerate(shards[begun:], begun):
-        for block in itertools.islice(text_blocks(shard), blocks, None):
+    """The blocks that are not encoded yet; the shard of each goes to `owners`.
+
+    Of shard `begun` as many lines are encoded as its entry says. When a shard was read to its end,
+    its entry gets the hashes of its text: of each of two files, unpacked, or of one file of pairs
+    that of both sides' hashes. So text is read once.
+    """
+    left = entries[begun]["lines"]
+    for number, shard in enumerate(shards[begun:], begun):
+        hashes = [hashlib.sha256() for _ in SIDES]
+        for block in text_blocks(shard):
+            for text, value in zip(block.texts, hashes, strict=True):
+                value.update(text)
+            if left:
+                left -= len(block.lines)
+                continue
             owners.append(number)
             yield block, shard.tag
-        blocks = 0
+        if len(shard.files) == 1:
+            hashes = [hashlib.sha256(b"".join(value.digest() for value in hashes))]
+        entries[number]["sha256"] = [value.hexdigest() for value in hashes]
 
 
 # ---- reading the store ------------------------------------------------------------------------
@@ -299,16 +314,21 @@ def _read_index(index_path: Path, key: str, words: bool) -> dict[str, Any] | Non
     """The index of a whole store with this key, or None when it has to be made (again)."""
     try:
         index = json.loads(index_path.read_bytes())
-        if index["format"] != _FORMAT or index["key"] != key:
+        if index.pop("sum") != _index_sum(index) or index["key"] != key:
             return None
         names = part_names(words)
         paths = [part_path(index_path, name) for name in names]
         if not are_whole(paths, [index["files"][name] for name in names]):
             return None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     assert isinstance(index, dict)
     return index
+
+
+def _index_sum(index: dict[str, Any]) -> int:
+    """CRC-32 of the index itself: a flipped bit in a count is one, too."""
+    return zlib.crc32(json.dumps(index, sort_keys=True).encode())
 
 
 # ---- messages ---------------------------------------------------------------------------------
@@ -339,11 +359,8 @@ def _nothing_left(index: dict[str, Any]) -> str:
     name = SPLIT_NAMES[index["split"]]
     if not index["skipped"]:
         return f"No {name} pairs: {files} are empty; give files with text."
+    rules = ", ".join(f"{rule} is {value}" for rule, value in index["rules"].items())
     return (
         f"No {name} pair is left of {files}: skipped {_describe(index)}. "
-        f"Correct the files, or the rules under data: {_rules_text(index['rules'])}."
+        f"Correct the files, or the rules under data: {rules}."
     )
-
-
-def _rules_text(rules: dict[str, object]) -> str:
-    return ", ".join(f"{name} is {value}" for name, value in rules.items())

@@ -39,7 +39,7 @@ _PIECE = 16 << 20  # bytes under one checksum
 _THREADS = 4  # they wait for the disk more than for the processor
 _ABANDONED = 24 * 3600  # seconds after which what a killed encoder has left is removed
 _LOOK = 0.2  # seconds between two looks at a lock
-_UNFINISHED = re.compile(r"(train|valid|test)-[0-9a-f]{16}\.partial")
+_UNFINISHED = re.compile(r"(train|valid|test)-[0-9a-f]{16}\.partial(-.*)?", re.DOTALL)
 # What a file system says that knows no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -136,6 +136,7 @@ def _locked(path: Path, waits: Callable[[], None] | None) -> IO[bytes] | None:
             lock.close()
             if error.errno not in _NO_LOCKS:
                 raise
+            path.unlink(missing_ok=True)
             return None
         except BaseException:
             lock.close()
@@ -167,20 +168,11 @@ def left_over(index_path: Path) -> bool:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what encoders of other stores have left that were killed more than a day ago."""
-    for old in directory.iterdir():
-        known = _UNFINISHED.fullmatch(old.name) or ".partial-" in old.name
-        if not (known or old.name.startswith(".tmp-")):  # of earlier versions
-            continue
+    """Remove what encoders of other stores have left that were killed more than a day ago.
+
+    One that is at work replaces the journal in its folder all the time.
+    """
+    for old in filter(lambda path: _UNFINISHED.fullmatch(path.name), directory.iterdir()):
         with suppress(OSError):
-            if time.time() - old.stat().st_mtime > _ABANDONED and not _at_work(old):
+            if time.time() - old.stat().st_mtime > _ABANDONED:
                 shutil.rmtree(old, ignore_errors=True)
-
-
-def _at_work(folder: Path) -> bool:
-    """Whether a process holds the lock of the store that this folder is of."""
-    try:
-        with folder.with_suffix(LOCK).open("rb") as lock:
-            return not _lock(lock)
-    except FileNotFoundError:
-        return False

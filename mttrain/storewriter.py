@@ -25,13 +25,14 @@ from numpy.typing import NDArray
 
 from mttrain.bpedropout import Ragged, WordCounter
 from mttrain.corpus import atomic_write_text
-from mttrain.encoding import SIDES, Arrays
+from mttrain.encoding import SIDES, Arrays, EncoderLost
 from mttrain.pairrules import DUPLICATE, REASONS, USED, PairRules
 from mttrain.storefiles import map_array, part_names
 
 _JOURNAL = "journal.json"
 _HASHES = "hashes"  # a part that is no part of the store: of the pairs seen
 _SHOWN_LINES = 5  # line numbers kept for each reason to skip
+_PIECE = 1 << 20  # hashes taken over together
 
 COMMIT_EVERY = 15.0
 """Seconds of work that a kill may cost."""
@@ -39,20 +40,18 @@ COMMIT_EVERY = 15.0
 
 @dataclass(slots=True)
 class Tally:
-    """What was read, kept and skipped, as it goes into the index; and how far that is.
+    """What was read, kept and skipped, as it goes into the index.
 
-    corpora: one entry for each shard that was begun. blocks: of the last one. done: pairs read.
+    corpora: one entry for each shard that was begun, of which `lines` were read in whole blocks.
     """
 
     corpora: list[dict[str, Any]] = field(default_factory=list)
     skipped: dict[str, dict[str, Any]] = field(default_factory=dict)
-    blocks: int = 0
-    done: int = 0
 
-    def begin(self, entry: dict[str, Any]) -> None:
-        """A new shard."""
-        self.corpora.append({**entry, "lines": 0, "pairs": 0})
-        self.blocks = 0
+    @property
+    def done(self) -> int:
+        """Pairs read."""
+        return int(sum(corpus["lines"] for corpus in self.corpora))
 
     def add(self, codes: NDArray[np.int8], lines: NDArray[np.int64]) -> None:
         """A block [N] of the shard that was begun last: why each pair is skipped, if it is."""
@@ -67,8 +66,6 @@ class Tally:
             seen["first"] += [[len(self.corpora) - 1, line] for line in at[:wanted].tolist()]
         self.corpora[-1]["lines"] += len(codes)
         self.corpora[-1]["pairs"] += int((codes == USED).sum())
-        self.blocks += 1
-        self.done += len(codes)
 
 
 class StoreWriter:
@@ -82,12 +79,15 @@ class StoreWriter:
         self._rules, self._words = rules, words
         self._counters = {side: WordCounter() for side in SIDES} if words else {}
         self._committed = time.monotonic()
+        self._inside = False  # a block, of which only some parts may be written
         if not self._go_on():
             self._begin()
-        self._totals = {name: _last(folder / name) for name in parts if name.endswith("offsets")}
+        offsets = [name for name in parts if name.endswith("offsets")]
+        self._totals = {name: int(map_array(folder / name, "int64")[-1]) for name in offsets}
 
     def add(self, arrays: Arrays) -> None:
         """The next block of the shard that was begun last."""
+        self._inside = True
         if self._rules.drop_duplicates:
             arrays = self._without_repeated(arrays)
         self.tally.add(arrays["codes"], arrays["lines"])
@@ -97,11 +97,17 @@ class StoreWriter:
             self._append_offsets(f"{side}.offsets", arrays[f"{side}.lengths"])
             if self._words:
                 self._add_words(side, arrays)
+        self._inside = False
         if time.monotonic() - self._committed >= COMMIT_EVERY:
             self.commit()
 
     def commit(self) -> None:
-        """From now on a kill costs nothing of what was added until here."""
+        """From now on a kill costs nothing of what was added until here.
+
+        Does nothing while a block is being written: the parts would not fit together.
+        """
+        if self._inside:
+            return
         for part in self._parts.values():
             part.flush()
             os.fsync(part.fileno())
@@ -154,7 +160,6 @@ class StoreWriter:
     # ---- after a kill ------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self.tally = Tally()
         for name, part in self._parts.items():
             part.truncate(0)
             if name.endswith("offsets"):
@@ -179,7 +184,9 @@ class StoreWriter:
             part.seek(sizes[name])
         self.tally = tally
         if _HASHES in self._parts:
-            self._rules.new(map_array(self._folder / _HASHES, "uint64"))
+            hashes = map_array(self._folder / _HASHES, "uint64")
+            for first in range(0, len(hashes), _PIECE):
+                self._rules.new(hashes[first : first + _PIECE])
         for side, counter in self._counters.items():
             values = map_array(self._folder / f"{side}.types", "uint32")
             counter.number(
@@ -192,7 +199,8 @@ class StoreWriter:
 def store_writer(folder: Path, key: str, rules: PairRules, words: bool) -> Iterator[StoreWriter]:
     """The writer of a store in this folder; at the end all is on the disk.
 
-    When the block is left by an interrupt, what was added so far is kept for the next start.
+    When the block is left by an interrupt, or because an encoder is gone, what was added so far is
+    kept for the next start.
     """
     names = [*part_names(words), *([_HASHES] if rules.drop_duplicates else [])]
     with ExitStack() as stack:
@@ -203,12 +211,8 @@ def store_writer(folder: Path, key: str, rules: PairRules, words: bool) -> Itera
         writer = StoreWriter(folder, key, rules, words, parts)
         try:
             yield writer
-        except (KeyboardInterrupt, SystemExit):
-            writer.commit()
+        except BaseException as error:
+            if isinstance(error, EncoderLost) or not isinstance(error, Exception):
+                writer.commit()
             raise
         writer.commit()
-
-
-def _last(path: Path) -> int:
-    offsets = map_array(path, "int64")
-    return int(offsets[-1])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # an encoder needs nothing of how pairs are read
     from mttrain.pairs import ParallelText
 
 PAIRS = 4096  # of a block
-_BYTES = 2 << 20  # of a side of a block
+_BYTES = 512 << 10  # of a side of a block, or some lines more: 100 MB at most in an encoder
 _STEP = 16  # lines read between two looks at the bytes
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mttrain.check import PERCENTILES
 from mttrain.corpus import Pair, in_blocks
-from mttrain.pairrules import PairRules
+from mttrain.pairrules import RATIO, TOO_LONG, USED, PairRules
 from mttrain.textreport import NAMED, SIDES, Finding, TextReport
 from mttrain.textrules import RULES, excerpt, line_faults, pair_faults
 from mttrain.textsides import LEARN_FROM, Sides, looks_like
@@ -165,12 +165,12 @@ class _Tally:
     def add(self, block: Sequence[Pair]) -> None:
         """Look at some more pairs."""
         encode = self.check.encode
-        subwords = [(0, 0)] * len(block) if encode is None else encode(block)
-        for pair, lengths in zip(block, subwords, strict=True):
-            self._add(pair, *lengths)
+        subwords = [(0, 0, USED)] * len(block) if encode is None else encode(block)
+        for pair, counted in zip(block, subwords, strict=True):
+            self._add(pair, *counted)
         self.pairs += len(block)
 
-    def _add(self, pair: Pair, source_subwords: int, target_subwords: int) -> None:
+    def _add(self, pair: Pair, source_subwords: int, target_subwords: int, code: int) -> None:
         texts = (pair.source, pair.target)
         for side, text in enumerate(texts):
             for kind, at in line_faults(text):
@@ -195,9 +195,8 @@ class _Tally:
         self.lengths.extend(characters)
         if source_subwords:
             self.lengths.extend((source_subwords, target_subwords))
-            reason = self.check.rules.reason(source_subwords, target_subwords)
-            if reason in ("too_long", "ratio"):
-                self._note("subword_ratio" if reason == "ratio" else reason, pair)
+            if code in (TOO_LONG, RATIO):
+                self._note("too_long" if code == TOO_LONG else "subword_ratio", pair)
 
     def _note(self, kind: str, pair: Pair, side: int | None = None, at: int = 0) -> None:
         name = None if side is None else SIDES[side]
@@ -288,9 +287,8 @@ class _HeldOut:
 class _Check:
     """What holds for all corpora of one check."""
 
-    rules: PairRules
     character_ratio: float
-    encode: Callable[[Sequence[Pair]], list[tuple[int, int]]] | None
+    encode: Callable[[Sequence[Pair]], list[tuple[int, int, int]]] | None = None
 
 
 def check_text(
@@ -308,9 +306,9 @@ def check_text(
     in characters, too, as a factor around the usual ratio of the corpus. progress: called with the
     number of training pairs read. DataError from the pairs' readers.
     """
-    check = _Check(PairRules(max_length, max_ratio), max_ratio or CHARACTER_RATIO, None)
+    check, rules = _Check(max_ratio or CHARACTER_RATIO), PairRules(max_length, max_ratio)
     if tokenizers is not None:
-        check.encode = lambda pairs: _subwords(pairs, tokenizers)
+        check.encode = lambda pairs: _subwords(pairs, tokenizers, rules)
     others = [_HeldOut(text, role) for role, text in held_out]
     memory, tallies, spans = _Memory(), [], []
     for text in training:
@@ -348,9 +346,11 @@ def _nothing(tally: _Tally) -> list[Finding]:
 
 
 def _subwords(
-    pairs: Sequence[Pair], tokenizers: tuple[Tokenizer, Tokenizer]
-) -> list[tuple[int, int]]:
-    """Lengths in subwords, EOS included."""
+    pairs: Sequence[Pair], tokenizers: tuple[Tokenizer, Tokenizer], rules: PairRules
+) -> list[tuple[int, int, int]]:
+    """Of each pair the lengths in subwords, EOS included, and what the rules say of them."""
     sources = tokenizers[0].encode_batch([pair.source for pair in pairs])
     targets = tokenizers[1].encode_batch([pair.target for pair in pairs])
-    return [(len(s) + 1, len(t) + 1) for s, t in zip(sources, targets, strict=True)]
+    one, two = (np.array([len(ids) + 1 for ids in side]) for side in (sources, targets))
+    codes = rules.codes(one, two, np.zeros(len(pairs), dtype=np.bool_), tagged=False)
+    return list(zip(one.tolist(), two.tolist(), codes.tolist(), strict=True))

@@ -75,7 +75,7 @@ LAYERS: dict[str, float] = {
     "batching": 2,  # of dataset
     "rundir": 2,  # of checkpoint
     # What judges a corpus, what stores it encoded, what stores a model.
-    "check": 3,
+    "check": 3.1,  # reads what a store holds
     "survey": 3.25,  # of starter
     "starter": 3.5,
     "holdout": 3.5,  # of starter

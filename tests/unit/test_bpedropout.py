@@ -21,6 +21,7 @@ from mttrain.bpedropout import (
     Ragged,
     WordCounter,
     WordSampler,
+    block_words,
     ragged,
     segment,
 )
@@ -127,15 +128,18 @@ def counted(
     tokenizer: Tokenizer, texts: Sequence[str], rate: float, seed: int = 1, block: int = 3
 ) -> tuple[WordSampler, Ragged]:
     """The words of texts that are encoded block by block."""
-    counter, numbers, counts = WordCounter(), [], []
+    counter, numbers, counts, found = WordCounter(), [], [], []
     for at in range(0, len(texts), block):
-        one, two = counter.add(*tokenizer.encode_words(texts[at : at + block]))
-        numbers.append(one)
-        counts.append(two)
+        made = block_words(*tokenizer.encode_words(texts[at : at + block]))
+        types = Ragged(made["types"], np.concatenate([[0], np.cumsum(made["type_lengths"])]))
+        number, fresh = counter.number(types)
+        found += [types.rows(i, i + 1).values.tolist() for i in np.flatnonzero(fresh).tolist()]
+        numbers.append(number[made["words"]])
+        counts.append(made["word_counts"])
     words = Ragged(
         np.concatenate(numbers), np.concatenate([[0], np.cumsum(np.concatenate(counts))])
     )
-    return WordSampler(tokenizer, counter.types(), words, rate, seed), counter.types()
+    return WordSampler(tokenizer, ragged(found), words, rate, seed), ragged(found)
 
 
 def test_everything_left_out_is_bytes(tokenizer: Tokenizer) -> None:

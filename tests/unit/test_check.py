@@ -8,13 +8,17 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from mttrain.check import PairRules, check_corpus
+from mttrain.check import check_corpus
 from mttrain.config import CorpusConfig, DataConfig
-from mttrain.corpus import Pair, read_pairs, write_lines
+from mttrain.corpus import read_pairs, write_lines
+from mttrain.dataset import encode_corpus
 from mttrain.errors import DataError
+from mttrain.pairrules import REASONS, PairRules, blank_pairs, pair_hash
 from mttrain.tokenizer import Tokenizer, train_tokenizer
 
 
@@ -40,41 +44,46 @@ def config(train: list[CorpusConfig], valid: CorpusConfig, **settings: object) -
 # ---- rules ------------------------------------------------------------------------------------
 
 
+def reasons(rules: PairRules, *lengths: tuple[int, int], blank: bool = False) -> list[str | None]:
+    """Why pairs of these lengths are skipped."""
+    one, two = (np.array(side) for side in zip(*lengths, strict=True))
+    codes = rules.codes(one, two, np.full(len(one), blank), tagged=False)
+    return [(None, *REASONS)[code] for code in codes]
+
+
 def test_length_counts_the_end_of_sentence() -> None:
     """D01: the check measured words, or forgot EOS, and longer rows reached the model."""
-    rules = PairRules(max_length=10)
-    assert rules.reason(10, 10) is None
-    assert rules.reason(11, 2) == rules.reason(2, 11) == "too_long"
+    assert reasons(PairRules(10), (10, 10), (11, 2), (2, 11)) == [None, "too_long", "too_long"]
 
 
 def test_blank_pairs_are_no_pairs() -> None:
     """T12: a model that sees empty targets learns to give empty output."""
-    rules = PairRules(max_length=10)
-    assert rules.reason(1, 5) == rules.reason(5, 1) == rules.reason(1, 1) == "blank"
-    assert rules.reason(3, 3, Pair(1, " \u3000", "a")) == "blank"
-    assert rules.reason(3, 3, Pair(1, "a", "\t ")) == "blank"
-    assert rules.reason(3, 3, Pair(1, "a", "b")) is None
+    assert reasons(PairRules(10), (1, 5), (5, 1), (1, 1)) == ["blank"] * 3
+    assert reasons(PairRules(10), (3, 3), blank=True) == ["blank"]
+    pairs = [(" \u3000", "a"), ("a", "\t "), ("", "a"), ("a", ""), ("a", "b"), (" a", "\u200b")]
+    assert blank_pairs(*zip(*pairs, strict=True)).tolist() == [True] * 4 + [False] * 2
 
 
 def test_ratio_counts_subwords_without_the_end() -> None:
     """With EOS counted, pairs of one and three words pass a limit of two."""
-    rules = PairRules(max_length=100, max_ratio=2.0)
-    assert rules.reason(11, 21) is rules.reason(21, 11) is None
-    assert rules.reason(2, 4) == rules.reason(4, 2) == "ratio"
-    assert PairRules(max_length=100).reason(2, 100) is None
+    lengths = [(11, 21), (21, 11), (2, 4), (4, 2)]
+    assert reasons(PairRules(100, max_ratio=2.0), *lengths) == [None, None, "ratio", "ratio"]
+    assert reasons(PairRules(100), (2, 100)) == [None]
 
 
 def test_duplicates_are_pairs_not_sides() -> None:
-    """Two translations of one sentence are not a repetition; only kept pairs are remembered."""
-    rules = PairRules(max_length=10, drop_duplicates=True)
-    pairs = [("a", "b"), ("a", "c"), ("a", "b"), ("ab", ""), ("a", "b ")]
-    reasons = [
-        rules.reason(len(source) + 1, len(target) + 1, Pair(number, source, target))
-        for number, (source, target) in enumerate(pairs, 1)
+    """Two translations of one sentence are not a repetition, nor is a pair in two languages; and
+    no border between the sides goes lost."""
+    pairs = [
+        ("a", "b", None),
+        ("a", "c", None),
+        ("a", "b", "2de"),
+        ("ab", "", None),
+        ("a", "b ", None),
     ]
-    assert reasons == [None, None, "duplicate", "blank", None]
-    twice = PairRules(max_length=10)
-    assert twice.reason(2, 2, Pair(1, "a", "b")) is twice.reason(2, 2, Pair(2, "a", "b")) is None
+    hashes = np.array([pair_hash(*pair) for pair in pairs], dtype=np.uint64)
+    rules = PairRules(10, drop_duplicates=True)
+    assert rules.new(hashes).all() and not rules.new(hashes[2:]).any()
 
 
 # ---- report -----------------------------------------------------------------------------------
@@ -202,6 +211,57 @@ def test_tens_of_thousands_of_pairs_in_seconds(tmp_path: Path, tokenizer: Tokeni
     assert time.process_time() - start < 20
     assert seen == [4096, 8000] and report.splits[0].kept == 8000
     assert report.splits[1].overlap == 8000
+
+
+class Asked(Tokenizer):
+    """A tokenizer that keeps what it is asked for."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.texts: list[str] = []
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same, noted."""
+        self.texts.extend(texts)
+        return super().encode_batch(texts)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_store_saves_the_tokenizer_and_changes_nothing(tmp_path: Path, drop: bool) -> None:
+    """At a first start all text was tokenized twice. Lengths are those of the store, found by line
+    numbers: behind skipped pairs, in a shard behind an empty one, and in JSON lines, which have
+    gaps, they must not be those of another pair. Pairs that were skipped count all the same."""
+    draw = random.Random(3)
+    pairs = [("a" * draw.randint(0, 14), "b" * draw.randint(0, 14)) for _ in range(5000)]
+    pairs[7], pairs[-1], pairs[4090:4100] = (" \u3000", "abc"), ("c" * 40, "c"), [("ab", "ab")] * 10
+    corpus(tmp_path, "s-1", pairs)
+    corpus(tmp_path, "s-3", pairs[50:90])
+    for side in ("en", "de"):
+        (tmp_path / f"s-2.{side}").touch()
+    rows = [json.dumps({"en": source, "de": target}) for source, target in pairs[:300]]
+    gaps = [line for n, row in enumerate(rows) for line in ([""] if n % 5 else ["", "", row])]
+    write_lines(tmp_path / "j.jsonl", gaps)
+    shards = CorpusConfig(source=f"{tmp_path}/s-*.en", target=f"{tmp_path}/s-*.de")
+    tagged = CorpusConfig(pairs=f"{tmp_path}/j.jsonl", tag="bt")
+    held_out = corpus(tmp_path, "v", pairs[:99])
+    settings = {"max_length": 13, "max_ratio": 3.0, "drop_duplicates": drop, "test": held_out}
+    data = config([shards, tagged, held_out], held_out, **settings)
+    train_tokenizer(["abc"], vocab_size=264, level="character", tags=["bt"]).save(tmp_path / "t")
+    plain, asked = Asked.load(tmp_path / "t"), Asked.load(tmp_path / "t")
+    stores = [encode_corpus(data, (plain, plain), split, tmp_path) for split in ("train", "valid")]
+    wanted = check_corpus(data, (plain, plain)).to_dict()
+    seen: list[int] = []
+    with_stores = {"stores": stores, "progress": seen.append}
+    assert check_corpus(data, (asked, asked), **with_stores).to_dict() == wanted
+    train, valid, _ = wanted["splits"]
+    assert train["kept"] == len(stores[0]) and seen[-1] == train["pairs"]
+    skipped = train["skipped"]
+    assert skipped.keys() == {"blank", "too_long", "ratio"} | ({"duplicate"} if drop else set())
+    again = sum(
+        split["pairs"] - split["kept"] - split["skipped"]["blank"] for split in (train, valid)
+    )
+    tested = sum(not (source.isspace() or "" in (source, target)) for source, target in pairs[:99])
+    assert len(asked.texts) == 2 * (again + tested)
 
 
 def test_report_and_filter_agree(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import pickle
@@ -262,7 +263,7 @@ def test_second_start_maps_the_store(
     assert not encode_corpus(data, tokenizers, "valid", store).reused
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "index", "deep"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "count", "index", "deep"])
 def test_damaged_store_is_made_again(
     tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer], damage: str
 ) -> None:
@@ -277,6 +278,10 @@ def test_damaged_store_is_made_again(
         tokens.write_bytes(content[:-2])
     elif damage == "missing":
         store.part("lines").unlink()
+    elif damage == "count":
+        text = store.index_path.read_text()
+        store.index_path.write_text(text.replace('"pairs": 3', '"pairs": 2'))
+        assert store.index_path.read_text() != text
     else:
         store.index_path.write_text("{" if damage == "index" else "[" * 100_000)
     again = encode_corpus(data, tokenizers, "train", tmp_path / "store")
@@ -285,7 +290,7 @@ def test_damaged_store_is_made_again(
     assert encode_corpus(data, tokenizers, "train", tmp_path / "store").reused
 
 
-def test_disk_full_is_one_sentence_and_no_orphan(
+def test_disk_full_is_one_sentence_and_no_store(
     tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]
 ) -> None:
     """R09: a full disk while encoding gave a traceback and files that the next start mapped."""
@@ -297,7 +302,9 @@ def test_disk_full_is_one_sentence_and_no_orphan(
             encoded(data, tokenizers, tmp_path / "store")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not list((tmp_path / "store").iterdir())
+    (kept,) = (tmp_path / "store").iterdir()  # where there is room again, encoding goes on there
+    assert kept.suffix == ".partial"
+    assert len(encoded(data, tokenizers, tmp_path / "store")) == 3000 and not kept.exists()
     with pytest.raises(DataError, match="cannot write"):
         encoded(data, tokenizers, Path(data.train[0].source) / "store")
 
@@ -317,6 +324,10 @@ def test_gzip_and_windows_files_give_the_same_store(
         assert [found[n].source.tolist() for n in range(3)] == [
             wanted[n].source.tolist() for n in range(3)
         ]
+        unpacked = gzip.open if name == "packed.en" else open
+        with unpacked(files.source, "rb") as file:
+            sums = [hashlib.sha256(file.read()), hashlib.sha256(Path(files.target).read_bytes())]
+        assert found.store.index["corpora"][0]["sha256"] == [one.hexdigest() for one in sums]
 
 
 def test_several_corpora_with_weights(
@@ -351,11 +362,12 @@ def test_store_of_a_killed_encoder_is_swept(
     """R08: each kill -9 while encoding left a folder of the size of the corpus for ever; but the
     folder of an encoder that is at work now must stay."""
     store = tmp_path / "store"
-    for name in (".tmp-old", ".tmp-new"):
-        (store / name).mkdir(parents=True)
-    os.utime(store / ".tmp-old", (1, 1))
+    old, new = (store / f"train-0123456789abcde{digit}.partial" for digit in "01")
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+    os.utime(old, (1, 1))
     encode_corpus(simple(tmp_path, [3]), tokenizers, "train", store)
-    assert not (store / ".tmp-old").exists() and (store / ".tmp-new").exists()
+    assert not old.exists() and new.exists()
 
 
 def test_dataset_travels_as_a_name(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
@@ -487,15 +499,18 @@ def test_validation_covers_all_pairs(
     assert sum(batch.target_tokens for batch in batches) == dataset.target_lengths.sum()
 
 
-def test_workers_after_tokenizing_are_silent(tmp_path: Path) -> None:
-    """D15: tokenizer threads before a fork made the workers hang, or warn once for each worker."""
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_after_tokenizing_are_silent(tmp_path: Path, method: str) -> None:
+    """D15: tokenizer threads before a fork made the workers hang, or warn once for each worker.
+    Those of a fork server, which Python 3.14 has by default, took its pid for a dead parent's."""
     script = """
-import sys
+import multiprocessing, sys
 from pathlib import Path
 from mttrain.batching import TokenBatchSampler, plan_epoch
 from mttrain.config import CorpusConfig, DataConfig
 from mttrain.dataset import TranslationDataset, batch_loader, encode_corpus
 from mttrain.tokenizer import train_tokenizer
+multiprocessing.set_start_method(sys.argv[2])
 folder = Path(sys.argv[1])
 lines = [f"line {n} of some text" for n in range(300)]
 for name in ("t.en", "t.de"):
@@ -509,10 +524,10 @@ sampler = TokenBatchSampler(lambda epoch: plan_epoch(1, epoch, *lengths, batch_t
 print(sum(len(batch.indices) for batch in batch_loader(dataset, sampler, workers=2)))
 """
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, str(tmp_path)],
+        [sys.executable, "-W", "error", "-c", script, str(tmp_path), method],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert (ended.stdout, ended.stderr, ended.returncode) == ("300\n", "", 0)
 

@@ -34,6 +34,17 @@ def test_sides_go_together_by_what_the_wildcards_stand_for(tmp_path: Path) -> No
     ]
 
 
+def test_hidden_files_are_no_shards(tmp_path: Path) -> None:
+    """What other systems and editors leave beside a file ("._1.en", ".1.en") became training text;
+    who wants such files names the dot."""
+    touch(tmp_path, "1.en", "1.de", "._1.en", "._1.de")
+    assert names(tmp_path, *matching([f"{tmp_path}/*.en", f"{tmp_path}/*.de"])) == [
+        ["1.en"],
+        ["1.de"],
+    ]
+    assert names(tmp_path, *matching([f"{tmp_path}/._*.en"])) == [["._1.en"]]
+
+
 @pytest.mark.parametrize("lacking", ["2.en", "2.de"])
 def test_missing_shard_is_named(tmp_path: Path, lacking: str) -> None:
     """T10 for shards: with as many files on both sides, and one of each lost, all pairs behind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -17,7 +18,9 @@ from mttrain import encoding, storefiles, storewriter
 from mttrain.config import CorpusConfig, DataConfig
 from mttrain.dataset import TranslationDataset, encode_corpus
 from mttrain.errors import DataError
+from mttrain.pairrules import PairRules
 from mttrain.storefiles import are_whole, fingerprints, maker, map_array
+from mttrain.storewriter import StoreWriter, store_writer
 from mttrain.tokenizer import train_tokenizer
 from tests.unit.store_help import LINES, PAIRS, both, child, opened, sentences, write
 
@@ -118,17 +121,43 @@ def test_interrupt_keeps_what_was_done(
 ) -> None:
     """Ctrl-C is the usual way to stop: it must not cost more than a kill."""
 
-    def stop(pairs: int) -> None:
-        if pairs >= 8192:
-            raise KeyboardInterrupt
+    class Terminated(BaseException):
+        """What the command line makes of SIGTERM."""
 
+    for kind, pairs in ((KeyboardInterrupt, 8192), (Terminated, 12_288)):
+
+        def stop(done: int, kind: type[BaseException] = kind, pairs: int = pairs) -> None:
+            if done == pairs:
+                raise kind
+
+        with pytest.raises(kind):
+            opened(folder, tmp_path, stop)
     seen: list[int] = []
-    for progress in (stop, seen.append):
-        try:
-            store = opened(folder, tmp_path, progress)
-        except KeyboardInterrupt:
-            continue
-    assert seen[0] == 12_288 and not store.reused
+    assert not opened(folder, tmp_path, seen.append).reused and seen[0] == 16_384
+    assert content(tmp_path) == whole
+
+
+@pytest.mark.parametrize("call", [9, 12])
+def test_interrupt_inside_a_block(
+    folder: Path,
+    whole: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: int,
+) -> None:
+    """Ctrl-C or SIGTERM while the parts of a block were written: the journal then said that the
+    block was there, and from it on each source stood beside the target of another pair."""
+    plain, left = StoreWriter._append_offsets, itertools.count(-call)
+
+    def interrupted(*arguments: Any) -> None:
+        if next(left) == -1:
+            raise KeyboardInterrupt
+        plain(*arguments)
+
+    monkeypatch.setattr(StoreWriter, "_append_offsets", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opened(folder, tmp_path)
+    opened(folder, tmp_path)
     assert content(tmp_path) == whole
 
 
@@ -208,14 +237,14 @@ def test_only_one_makes_a_store(tmp_path: Path) -> None:
 def test_file_system_without_locks(
     folder: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some cluster file systems know no flock: that must not stop a start."""
+    """Some cluster file systems know no flock: that must not stop a start, nor leave a lock for
+    whose sake every later start would look for what a kill has left."""
 
     def refuse(*_: Any) -> None:
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(storefiles.fcntl, "flock", refuse)
     opened(folder, tmp_path)
-    (tmp_path / next(path.name for path in tmp_path.glob("*.lock"))).unlink()
     assert content(tmp_path) == whole
 
 
@@ -230,15 +259,19 @@ def test_kill_at_the_very_end_leaves_nothing_for_ever(folder: Path, tmp_path: Pa
 
 
 def test_leftovers_are_swept_after_a_day(folder: Path, tmp_path: Path) -> None:
-    """R08: each kill while encoding left a folder for ever; but one that is at work stays."""
-    names = ["train-0123456789abcdef.partial", "valid-0123456789abcdef.partial", "other.partial"]
-    for name in names:
+    """R08: each kill while encoding left a folder for ever; but one that is at work stays. In a
+    shared directory, what had "partial-" or ".tmp-" in its name was taken for ours."""
+    ours = "0123456789abcdef.partial"
+    old = [f"train-{ours}", f"test-{ours}-node1.site.org-12"]
+    kept = [f"valid-{ours}", "other.partial", "film.partial-2", ".tmp-of-mine"]
+    for name in [*old, *kept]:
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (1, 1))
-    with maker(tmp_path / "valid-0123456789abcdef.json"):
-        os.utime(tmp_path / names[1], (1, 1))
+    rules = PairRules(9)
+    with store_writer(tmp_path / kept[0], "key", rules, words=False) as writer:
+        writer.commit()  # as every few seconds
         storefiles.sweep(tmp_path)
-        assert sorted(path.name for path in tmp_path.glob("*.partial")) == sorted(names[1:])
+        assert {path.name for path in tmp_path.iterdir()} == set(kept)
 
 
 # ---- damage -----------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mttrain.check import PairRules, check_corpus
+from mttrain.check import check_corpus
 from mttrain.config import CorpusConfig, DataConfig
-from mttrain.corpus import Pair, write_lines
+from mttrain.corpus import write_lines
 from mttrain.dataset import TranslationDataset, encode_corpus
 from mttrain.errors import CheckpointError, ConfigError, DataError, TokenizerError
 from mttrain.tags import check_tag, name_problem, needed_tag, tag_lang
@@ -215,16 +215,6 @@ def test_max_length_counts_the_tag(tmp_path: Path) -> None:
         train = check_corpus(data, (characters,) * 2).splits[0]
         assert train.kept == kept
         assert train.lengths["source subwords"][-1] == 9 + (tag is not None)
-
-
-def test_rules_look_at_the_text_behind_the_tag() -> None:
-    """A blank source with a tag is not one subword long; a ratio is one of the texts; and a pair
-    that is the same in two languages is no repetition."""
-    rules = PairRules(9, max_ratio=1.0, drop_duplicates=True)
-    assert rules.reason(1, 5, Pair(1, "", "b"), "2de") == "blank"
-    assert rules.reason(3, 3, Pair(1, "Oslo", "Oslo"), "2de") is None
-    assert rules.reason(3, 3, Pair(2, "Oslo", "Oslo"), "2fr") is None
-    assert rules.reason(3, 3, Pair(3, "Oslo", "Oslo"), "2de") == "duplicate"
 
 
 def test_blank_lines_stay_blank(tmp_path: Path) -> None:
