@@ -13,11 +13,13 @@ from tests.integration.training_help import random_sentences, tiny_config, write
 
 # Each process finds another size the faster one: only what they agree on lets both plan the same.
 RANK = """
-import os, sys
+import itertools, os, sys
 from mttrain import autobatch
 from mttrain.cli import main
 rank = int(os.environ["RANK"])
-autobatch._Probe.speed = lambda probe, tokens: {512: 1e6, 1024: (9e5, 2e6)[rank]}[tokens]
+speeds = {512: 1e6, 1024: (9e5, 2e6)[rank]}
+autobatch._Probe.turns = lambda probe, tokens, turn: itertools.repeat(speeds[tokens])
+autobatch._SECONDS = 0.0
 sys.exit(main(["train", "--config", sys.argv[1]]))
 """
 
