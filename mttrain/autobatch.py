@@ -34,7 +34,7 @@ from mttrain.config import RunConfig, with_batch_tokens
 from mttrain.dataset import Batch, Example, TranslationDataset, collate
 from mttrain.distributed import World
 from mttrain.errors import ConfigError, TrainingError
-from mttrain.machine import out_of_memory
+from mttrain.machine import free_memory, out_of_memory
 from mttrain.memory import readable
 from mttrain.model import Transformer
 from mttrain.tokenizer import EOS_ID
@@ -261,8 +261,8 @@ class _Probe:
 
     def memory_limit(self, world: World) -> int:
         """Bytes that the allocator may hold at most: a share of what it has and what is free."""
-        free, _ = torch.cuda.mem_get_info(self.device)
-        share = SAFE * (free + torch.cuda.memory_reserved(self.device))
+        held = torch.cuda.memory_reserved(self.device)
+        share = SAFE * (held + free_memory(self.device))
         # The first update of several processes has the gradients twice, in buckets, too.
         twice = sum(p.nbytes for p in self.model.parameters()) if world.size > 1 else 0
         return int(share) - twice

@@ -3,7 +3,8 @@
 The model is trained for some updates on the first batches of the plan, by the loop that trains in
 earnest, and thrown away. Times of longer work follow from the FLOPs of the model, which are known
 of every pair: seconds of the probe / its FLOPs x FLOPs of an epoch. Validations, checkpoints and
-the end are not in them. Under torchrun one process is tried, and its part of an epoch counted.
+the end are not in them. Under torchrun one process is tried, with the whole model, and its part of
+an epoch counted; memory is estimated for each of the processes, as `train.parallel` shares it out.
 
 Price: `PROBE_UPDATES` updates, or those of `PROBE_SECONDS`.
 """
@@ -23,8 +24,9 @@ from mttrain.batching import EpochPlan
 from mttrain.config import RunConfig, TrainConfig
 from mttrain.dataset import TranslationDataset, epoch_plan
 from mttrain.distributed import World, training_type
-from mttrain.flops import LengthSums
+from mttrain.flops import LengthSums, model_products
 from mttrain.loop import Trainer
+from mttrain.machine import free_memory
 from mttrain.memory import (
     WIDE,
     BatchShape,
@@ -36,7 +38,7 @@ from mttrain.memory import (
 )
 from mttrain.model import Transformer
 from mttrain.runlog import RunLog
-from mttrain.update import PART_ELEMENTS
+from mttrain.update import cells_at_once
 from mttrain.utilisation import measured_peak
 
 PROBE_UPDATES, PROBE_SECONDS = 20, 60
@@ -58,6 +60,11 @@ class Parts:
     done: int
     processes: int = 1
 
+    @property
+    def shards(self) -> int:
+        """Processes that share one model."""
+        return self.processes if self.config.train.parallel == "fsdp" else 1
+
 
 def rehearse(parts: Parts) -> str:
     """Say and log what training would be; returns "dry_run", or the name of a signal."""
@@ -68,8 +75,9 @@ def rehearse(parts: Parts) -> str:
     plan = epoch_plan(parts.config, dataset, 0)
     updates = -(-len(plan) // (parts.config.train.accumulate * parts.processes))
     _say_plan(parts, plan, updates)
-    memory = estimated_memory(parts, plan)
-    log.say(f"memory, estimated: {memory.text()}; beside the program itself")
+    memory = estimated_memory(parts, plan, parts.shards)
+    each = " on each process" if parts.processes > 1 else ""
+    log.say(f"memory{each}, estimated: {memory.text()}; beside the program itself")
     log.event("memory", step=0, total=memory.total, **asdict(memory))
     reason = _probe(parts, plan, updates)
     return reason if reason in ("SIGINT", "SIGTERM") else "dry_run"
@@ -88,8 +96,8 @@ def _say_plan(parts: Parts, plan: EpochPlan, updates: int) -> None:
         parts.log.say(f"train.max_steps {steps}: {steps / updates:.1f} epochs")
 
 
-def estimated_memory(parts: Parts, plan: EpochPlan) -> Memory:
-    """Of the batch that takes most."""
+def estimated_memory(parts: Parts, plan: EpochPlan, shards: int) -> Memory:
+    """Of the batch that takes most, on each of so many processes that share a model."""
     config, device = parts.config, parts.world.device
     on_cpu = device.type == "cpu"
     half = training_type(config.train.precision, device) != torch.float32
@@ -104,9 +112,13 @@ def estimated_memory(parts: Parts, plan: EpochPlan) -> Memory:
             kernel=attention_kernel(config.model, on_cpu, shape),
             rdrop=config.optim.rdrop > 0,
             ema=config.train.ema is not None,
+            shards=shards,
+            recompute=config.train.activation_checkpointing,
             large_chunks=not on_cpu,
         )
-        found.append(training_memory(setting, _part(shape, setting) if on_cpu else shape))
+        cells = cells_at_once(config, device, shards > 1)
+        rows = max(1, cells // max(shape.source, shape.target))
+        found.append(training_memory(setting, shape._replace(rows=min(shape.rows, rows))))
     return max(found, key=lambda memory: memory.total)
 
 
@@ -120,13 +132,6 @@ def _largest(parts: Parts, plan: EpochPlan) -> list[BatchShape]:
     sizes = rows * (source + target), rows * np.maximum(source, target) ** 2
     places = {int(np.argmax(size)) for size in sizes}
     return [BatchShape(int(rows[i]), int(source[i]), int(target[i])) for i in places]
-
-
-def _part(shape: BatchShape, setting: Setting) -> BatchShape:
-    """What of a batch a CPU computes at once, see `update`."""
-    cells = PART_ELEMENTS // (setting.passes * setting.model.d_model)
-    longest = max(shape.source, shape.target)
-    return shape._replace(rows=min(shape.rows, max(1, cells // longest)))
 
 
 # ---- the probe ---------------------------------------------------------------------------------
@@ -156,9 +161,9 @@ class Timed(NamedTuple):
     waiting: float
 
 
-def _probe(parts: Parts, plan: EpochPlan, updates_per_epoch: int) -> str:
-    """Train for some updates, and say how long an epoch and all of it would take."""
-    config, world, device = parts.config, parts.world, parts.world.device
+def _tried(parts: Parts) -> tuple[str, list[Timed], int | None]:
+    """Train for some updates: why that ended, their times, and bytes that a GPU held."""
+    config, device = parts.config, parts.world.device
     limits = {"max_steps": PROBE_UPDATES, "max_epochs": None, "max_time": PROBE_SECONDS}
     rhythm = {"log_every": 1, "valid_every": _NEVER, "patience": None}
     clock = _Clock()
@@ -166,23 +171,34 @@ def _probe(parts: Parts, plan: EpochPlan, updates_per_epoch: int) -> str:
         config.model_copy(update={"train": config.train.model_copy(update={**limits, **rhythm})}),
         parts.model,
         parts.dataset,
-        world,
+        parts.world,
         clock,
         on_validate=lambda progress: 0.0,
         on_save=lambda progress, improved: None,
     )
-    peak, how = measured_peak(world, config.train.precision)
-    trainer.meter.peak = peak
     parts.log.say(f"training for {PROBE_UPDATES} updates on {device}, to see how long it takes")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     reason = trainer.run()
+    held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+    return reason, clock.updates, held
+
+
+def _probe(parts: Parts, plan: EpochPlan, updates_per_epoch: int) -> str:
+    """Say what an epoch and all of training takes, by the FLOPs and the times of some updates."""
+    config, device = parts.config, parts.world.device
+    peak, how = measured_peak(parts.world, config.train.precision)
+    reason, timed, held = "", list[Timed](), None
+    whole = estimated_memory(parts, plan, shards=1)
+    if parts.shards > 1 and whole.total - whole.weights > free_memory(device):
+        parts.log.say(f"{device} has no room for the whole model, so no update is tried")
+    else:
+        reason, timed, held = _tried(parts)
     if reason in ("SIGINT", "SIGTERM"):
         return reason
-    held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
     lengths = (side[plan.order] for side in parts.dataset.lengths(0))
-    epoch_flops = trainer.meter.products.training(LengthSums.of(*lengths))
-    own_flops = epoch_flops / parts.processes
+    vocab, rdrop = parts.model.lm_head.out_features, config.optim.rdrop > 0
+    epoch_flops = model_products(config.model, vocab, rdrop=rdrop).training(LengthSums.of(*lengths))
     found = {
         "parameters": parts.model.parameter_count(),
         "flops_per_token": round(epoch_flops / int(plan.target_tokens.sum())),
@@ -191,7 +207,9 @@ def _probe(parts: Parts, plan: EpochPlan, updates_per_epoch: int) -> str:
         "peak_how": how,
         "memory_measured": held,
         "processes": parts.processes,
-        **estimate(config.train, clock.updates, own_flops, updates_per_epoch, parts.done),
+        **estimate(
+            config.train, timed, epoch_flops / parts.processes, updates_per_epoch, parts.done
+        ),
     }
     parts.log.event("estimate", step=0, **found)
     for line in _lines(found):
@@ -244,9 +262,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         f"source, {found['flops_per_epoch']:.3g} an epoch, forward and backward"
     )
     if found["memory_measured"] is not None:
-        yield f"memory, measured: {readable(found['memory_measured'])}"
+        yield f"memory, measured in this process: {readable(found['memory_measured'])}"
     if not found["probe_updates"]:
-        yield "warning: no update had a finite gradient, so times cannot be told"
+        yield "warning: no update has changed the weights, so times cannot be told"
         return
     speed, peak = found["flops_per_second"], found["peak_flops"]
     yield (
