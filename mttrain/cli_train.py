@@ -30,7 +30,7 @@ def train(
     settings: Settings = None,
     fresh: Annotated[bool, opt("--fresh", None, "Remove an earlier run of that name.")] = False,
     dry_run: Annotated[
-        bool, opt("--dry-run", None, "Check text and sizes, try 20 updates, keep nothing.")
+        bool, opt("--dry-run", None, "Check text and sizes, try 20 updates, start no run.")
     ] = False,
     as_json: Annotated[bool, opt("--json", None, "Print the result as one JSON object.")] = False,
     debug: Debug = False,
@@ -39,7 +39,7 @@ def train(
     if config is None:
         raise ConfigError("Name the configuration: --config X.yaml.")
     if fresh and dry_run:
-        raise ConfigError("--dry-run keeps nothing, so --fresh has no effect; remove one.")
+        raise ConfigError("--dry-run starts no run, so --fresh has no effect; remove one.")
     from mttrain.config import load_config
 
     loaded = load_config(config, settings or ())  # before torch: mistakes show at once

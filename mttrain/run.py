@@ -53,6 +53,7 @@ from mttrain.utilisation import measured_peak
 from mttrain.validation import Validator, text_meta
 
 STATES_KEPT = 2  # newest checkpoints that keep their training state: the second is a reserve
+REPORTED = 1_000_000  # pairs that a dry run looks at one by one, about a minute, at most
 
 
 class Run:
@@ -78,7 +79,7 @@ class Run:
         """Build, resume, train, end."""
         self.start_from = newest_good(self.run_dir, self._warn)
         self.tokenizers: Tokenizers = tokenizers_of_run(self.config, self.world, self.log)
-        self._load_text()
+        self._load_text(report=self.start_from is None)
         self._choose_batch()
         self.model = self._new_model()
         self._take_origin()  # before the trainer, whose running mean begins with the weights
@@ -112,7 +113,12 @@ class Run:
         done: updates that the run has already; processes: that will train.
         """
         self.tokenizers = tokenizers_of_run(self.config, self.world, self.log)
-        self._load_text()
+        self._load_text(report=False)
+        lines = self.dataset.store.report()["lines"]
+        if lines <= REPORTED:
+            self._report_corpus()
+        else:
+            self._say(f"{lines:,} pairs are too many for a report on them; see `mttrain check`")
         self._choose_batch()
         self.model = self._new_model()
         self._say_sizes()
@@ -121,13 +127,14 @@ class Run:
 
     # ---- building ----------------------------------------------------------------------------
 
-    def _load_text(self) -> None:
-        """Encode the corpora (rank 0 first: the others map its files) and read the raw text."""
+    def _load_text(self, report: bool) -> None:
+        """Encode the corpora (rank 0 first: the others map its files) and read the raw text;
+        report: on the corpora, before."""
         data = self.config.data
         self.valid_text = load_raw(data.valid, data)
         self.test_text = load_raw(data.test, data) if data.test is not None else None
         if self.world.is_main:
-            if self.start_from is None:
+            if report:
                 self._report_corpus()
             with self.log.progress(None, what="encoded pair") as bar:
                 self.dataset, self.valid_set = self._encode(bar.update)
