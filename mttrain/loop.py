@@ -314,6 +314,9 @@ class Trainer:
         sums = dict(zip(SUMMED, totals, strict=True))
         targets = sums["target_tokens"]
         peak = int(self.world.largest(peak_memory(self.world.device)))
+        # The others wait, in the exchange of gradients, for whoever waits for data.
+        waiting = window.waiting / window.seconds if window.seconds > 0 else 0.0
+        waiting = self.world.largest(waiting)
         if targets == 0:
             return
         loss, speeds = sums["smoothed"] / targets, self.meter.record(sums, window.seconds)
@@ -332,7 +335,7 @@ class Trainer:
             cut=progress.cut,
             **speeds,
             seconds=round(progress.seconds, 2),
-            waiting=round(window.waiting / window.seconds, 4) if window.seconds > 0 else 0.0,
+            waiting=round(waiting, 4),
             peak_memory_mb=peak,
         )
         self._log_compiled()

@@ -13,19 +13,26 @@ from tests.integration.training_help import random_sentences, tiny_config, write
 
 # Each process finds another size the faster one: only what they agree on lets both plan the same.
 RANK = """
-import itertools, os, sys
-from mttrain import autobatch
+import itertools, os, sys, time
+from mttrain import autobatch, dataset
 from mttrain.cli import main
 rank = int(os.environ["RANK"])
 speeds = {512: 1e6, 1024: (9e5, 2e6)[rank]}
 autobatch._Probe.turns = lambda probe, tokens, turn: itertools.repeat(speeds[tokens])
 autobatch._SECONDS = 0.0
+plain = dataset.collate
+def slow(examples):
+    time.sleep(0.3)
+    return plain(examples)
+if rank == 1:
+    dataset.collate = slow
 sys.exit(main(["train", "--config", sys.argv[1]]))
 """
 
 
 def test_all_processes_take_the_same_batch(tmp_path: Path) -> None:
-    """Processes with batches of their own wait for each other for ever, or train on other sums."""
+    """Processes with batches of their own wait for each other for ever, or train on other sums. One
+    waits for its data, all wait for it, and the log of the first said that nobody did."""
     lines = random_sentences(5000, seed=3)
     data = {
         "train": write_pairs(tmp_path, "train", [(line, line) for line in lines]),
@@ -55,3 +62,4 @@ def test_all_processes_take_the_same_batch(tmp_path: Path) -> None:
     assert load_config(Path(config.run_dir) / "config.yaml").train.batch_tokens == 1024
     begin = next(record for record in records if record["kind"] == "begin")
     assert begin["ranks"] == 2 and begin["peak_flops"] > 0
+    assert all(r["waiting"] > 0.3 for r in records if r["kind"] == "train")
