@@ -16,6 +16,7 @@ H heads, V types of the target.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ class Sizes(NamedTuple):
     tensors: int
 
     @classmethod
+    @cache
     def of(cls, model: ModelConfig, source_vocab: int, target_vocab: int) -> Sizes:
         """Counted on a model without data."""
         with torch.device("meta"):
