@@ -22,6 +22,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,15 +62,10 @@ class Found:
 
     def text(self) -> str:
         """One line for the console."""
-        shown = (
-            f"{tokens}: {'too large' if value <= 0 else self._shown(value)}"
-            for tokens, value in self.trials
-        )
-        tried = f" ({', '.join(shown)})" if self.trials else ""
-        return f"train.batch_tokens auto: {self.batch_tokens}, by {self.by}{tried}"
-
-    def _shown(self, value: float) -> str:
-        return readable(value) if self.by == "memory" else f"{value:.0f} tokens/s"
+        shown = readable if self.by == "memory" else "{:.0f} tokens/s".format
+        tried = (f"{size}: {shown(found) if found else 'too large'}" for size, found in self.trials)
+        text = f"train.batch_tokens auto: {self.batch_tokens}, by {self.by}"
+        return f"{text} ({', '.join(tried)})" if self.trials else text
 
 
 def resolve_batch_tokens(
@@ -80,34 +76,19 @@ def resolve_batch_tokens(
     vocab: sizes of both vocabularies. ConfigError when no batch fits in memory.
     """
     lengths = dataset.lengths(0)
-    most = largest_useful(config, *lengths, world.size, dataset.weights)
+    most = largest_useful(config, int(np.maximum(*lengths).sum(dtype=np.int64)), world.size)
     if most < 2 * LEAST:
         found = Found(most, "the size of the corpus")
     else:
-        probe = _Probe(config, lengths, vocab, world.device)
-        try:
-            if world.device.type == "cuda":
-                found = _by_memory(probe, most, world)
-            else:
-                found = _by_speed(probe, most, world)
-        finally:
-            probe.close()
+        search = _by_memory if world.device.type == "cuda" else _by_speed
+        with closing(_Probe(config, lengths, vocab, world.device)) as probe:
+            found = search(probe, most, world)
     return with_batch_tokens(config, found.batch_tokens), found
 
 
-def largest_useful(
-    config: RunConfig,
-    source: NDArray[np.int32],
-    target: NDArray[np.int32],
-    processes: int,
-    weights: NDArray[np.float64] | None = None,
-) -> int:
-    """The batch with which an epoch of pairs of these lengths has `FEWEST_UPDATES` updates.
-
-    weights: how many times it holds each pair.
-    """
-    longer = np.maximum(source, target)
-    cells = float(longer.sum(dtype=np.int64) if weights is None else longer @ weights)
+def largest_useful(config: RunConfig, cells: int, processes: int) -> int:
+    """The batch with which an epoch has `FEWEST_UPDATES` updates; cells: lengths of the longer
+    sides of all its pairs together."""
     batches = FEWEST_UPDATES * config.train.accumulate * processes
     return max(LEAST, _rounded(cells / batches))
 
@@ -131,9 +112,7 @@ def _by_memory(probe: _Probe, most: int, world: World) -> Found:
         return used
 
     own = largest_safe(peak, limit, most)
-    all_found = [0.0] * world.size
-    all_found[world.rank] = float(own or 0)
-    smallest = int(min(world.sum(all_found)))
+    smallest = int(-world.largest(-float(own or 0)))
     if not smallest:
         raise ConfigError(
             f"train.batch_tokens auto: not even a batch of {LEAST} tokens fits in the "

@@ -63,11 +63,9 @@ def _rehearsal(config: RunConfig, result: TrainResult) -> Record:
     the plan of an epoch, bytes of memory, and how long training takes."""
     records = result.records
     plain: Record = {"run_dir": config.run_dir, "reason": result.reason}
-    plain["corpus"] = _fields(_last(records, "corpus"))
     plain["tokenizers"] = [_fields(r) for r in records if r["kind"] == "tokenizer"]
-    for name, kind in (("encoded", "encoded"), ("epoch", "plan"), ("memory", "memory")):
-        plain[name] = _fields(_last(records, kind))
-    plain["estimate"] = _fields(_last(records, "estimate"))
+    for kind in ("corpus", "encoded", "plan", "memory", "estimate"):
+        plain["epoch" if kind == "plan" else kind] = _fields(_last(records, kind))
     chosen = _last(records, "batch_tokens")
     plain["batch_tokens"] = config.train.batch_tokens if chosen is None else chosen["batch_tokens"]
     steps, updates = config.train.max_steps, plain["epoch"].get("updates_per_epoch")

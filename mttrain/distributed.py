@@ -107,7 +107,8 @@ class World:
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Device of a configuration's name: auto = CUDA when there is one, else CPU.
+    """Device of a configuration's name, from now on the current one: auto = CUDA when there is one,
+    else CPU.
 
     Raises ConfigError when the device named is not on this machine.
     """
@@ -123,6 +124,8 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         raise ConfigError(f"device {name!r} is not on this machine; use auto or cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device 'mps' is not on this machine; use auto or cpu")
+    if device.type == "cuda":  # whatever names no device means this one: streams, events
+        torch.cuda.set_device(device)
     return device
 
 
@@ -134,8 +137,6 @@ def init_world(device: str) -> World:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
     if size == 1:
         return World(rank, size, chosen)
     if not dist.is_initialized():

@@ -221,15 +221,8 @@ class Trainer:
         """Move the sums of all ranks to rank 0, which saves its own."""
         window = self.progress.window
         sums = self.world.sum([getattr(window, name) for name in SUMMED])
-        self.progress.window = Window(
-            updates=window.updates,
-            norm=window.norm,
-            seconds=window.seconds,
-            waiting=window.waiting,
-        )
-        if self.world.is_main:
-            for name, value in zip(SUMMED, sums, strict=True):
-                setattr(self.progress.window, name, value)
+        for name, value in zip(SUMMED, sums, strict=True):
+            setattr(window, name, value if self.world.is_main else 0)
 
     # ---- books -------------------------------------------------------------------------------
 
@@ -315,8 +308,7 @@ class Trainer:
         targets = sums["target_tokens"]
         peak = int(self.world.largest(peak_memory(self.world.device)))
         # The others wait, in the exchange of gradients, for whoever waits for data.
-        waiting = window.waiting / window.seconds if window.seconds > 0 else 0.0
-        waiting = self.world.largest(waiting)
+        waiting = self.world.largest(window.waiting / max(window.seconds, 1e-9))
         if targets == 0:
             return
         loss, speeds = sums["smoothed"] / targets, self.meter.record(sums, window.seconds)

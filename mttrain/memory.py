@@ -20,7 +20,6 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
 
 from mttrain.attention import SHORT, VECTOR
 from mttrain.config import ModelConfig
@@ -54,13 +53,9 @@ class Sizes(NamedTuple):
         """Counted on a model without data."""
         with torch.device("meta"):
             built = Transformer(model, source_vocab, target_vocab)
-        layers = (_parameters(stack.layers[0]) for stack in (built.encoder, built.decoder))
-        encoder, decoder = layers
+        stacks = (stack.layers[0].parameters() for stack in (built.encoder, built.decoder))
+        encoder, decoder = (sum(parameter.numel() for parameter in layer) for layer in stacks)
         return cls(built.parameter_count(), encoder, decoder, len(list(built.parameters())))
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 @dataclass(frozen=True)

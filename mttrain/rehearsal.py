@@ -12,10 +12,9 @@ Price: `PROBE_UPDATES` updates, or those of `PROBE_SECONDS`.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,8 +78,7 @@ def rehearse(parts: Parts) -> str:
     each = " on each process" if parts.processes > 1 else ""
     log.say(f"memory{each}, estimated: {memory.text()}; beside the program itself")
     log.event("memory", step=0, total=memory.total, **asdict(memory))
-    reason = _probe(parts, plan, updates)
-    return reason if reason in ("SIGINT", "SIGTERM") else "dry_run"
+    return _probe(parts, plan, updates)
 
 
 def _say_plan(parts: Parts, plan: EpochPlan, updates: int) -> None:
@@ -89,8 +87,8 @@ def _say_plan(parts: Parts, plan: EpochPlan, updates: int) -> None:
         f"an epoch: {len(plan)} batches, {updates} updates, {tokens:,} target tokens, "
         f"{100 * padding:.1f} % padding"
     )
-    plain = {"batches": len(plan), "target_tokens": tokens, "padding": padding}
-    parts.log.event("plan", step=0, updates_per_epoch=updates, **plain)
+    plain = {"batches": len(plan), "updates_per_epoch": updates, "target_tokens": tokens}
+    parts.log.event("plan", step=0, **plain, padding=padding)
     steps = parts.config.train.max_steps
     if steps is not None:
         parts.log.say(f"train.max_steps {steps}: {steps / updates:.1f} epochs")
@@ -137,42 +135,31 @@ def _largest(parts: Parts, plan: EpochPlan) -> list[BatchShape]:
 # ---- the probe ---------------------------------------------------------------------------------
 
 
-class _Clock(RunLog):
-    """Keeps the records of updates, with the seconds since the last one, in place of a file."""
+class _Kept(RunLog):
+    """Keeps the records of updates, in place of a file."""
 
     def __init__(self) -> None:
         super().__init__(None, quiet=True)
-        self._last = time.monotonic()
-        self.updates: list[Timed] = []
+        self.updates: list[dict[str, Any]] = []
 
     def event(self, kind: str, **fields: Any) -> None:
         """Keep it if it is about an update."""
         if kind == "train":
-            now = time.monotonic()
-            self.updates.append(Timed(now - self._last, fields["flops"], fields["waiting"]))
-            self._last = now
+            self.updates.append(fields)
 
 
-class Timed(NamedTuple):
-    """An update of the probe: its seconds, FLOPs, and the share of them waiting for data."""
-
-    seconds: float
-    flops: float
-    waiting: float
-
-
-def _tried(parts: Parts) -> tuple[str, list[Timed], int | None]:
-    """Train for some updates: why that ended, their times, and bytes that a GPU held."""
+def _tried(parts: Parts) -> tuple[str, list[dict[str, Any]], int | None]:
+    """Train for some updates: why that ended, their records, and bytes that a GPU held."""
     config, device = parts.config, parts.world.device
     limits = {"max_steps": PROBE_UPDATES, "max_epochs": None, "max_time": PROBE_SECONDS}
     rhythm = {"log_every": 1, "valid_every": _NEVER, "patience": None}
-    clock = _Clock()
+    log = _Kept()
     trainer = Trainer(
         config.model_copy(update={"train": config.train.model_copy(update={**limits, **rhythm})}),
         parts.model,
         parts.dataset,
         parts.world,
-        clock,
+        log,
         on_validate=lambda progress: 0.0,
         on_save=lambda progress, improved: None,
     )
@@ -181,24 +168,25 @@ def _tried(parts: Parts) -> tuple[str, list[Timed], int | None]:
         torch.cuda.reset_peak_memory_stats(device)
     reason = trainer.run()
     held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
-    return reason, clock.updates, held
+    return reason, log.updates, held
 
 
 def _probe(parts: Parts, plan: EpochPlan, updates_per_epoch: int) -> str:
     """Say what an epoch and all of training takes, by the FLOPs and the times of some updates."""
     config, device = parts.config, parts.world.device
     peak, how = measured_peak(parts.world, config.train.precision)
-    reason, timed, held = "", list[Timed](), None
+    reason, updates, held = "", list[dict[str, Any]](), None
     whole = estimated_memory(parts, plan, shards=1)
     if parts.shards > 1 and whole.total - whole.weights > free_memory(device):
         parts.log.say(f"{device} has no room for the whole model, so no update is tried")
     else:
-        reason, timed, held = _tried(parts)
+        reason, updates, held = _tried(parts)
     if reason in ("SIGINT", "SIGTERM"):
         return reason
     lengths = (side[plan.order] for side in parts.dataset.lengths(0))
     vocab, rdrop = parts.model.lm_head.out_features, config.optim.rdrop > 0
     epoch_flops = model_products(config.model, vocab, rdrop=rdrop).training(LengthSums.of(*lengths))
+    own_flops = epoch_flops / parts.processes
     found = {
         "parameters": parts.model.parameter_count(),
         "flops_per_token": round(epoch_flops / int(plan.target_tokens.sum())),
@@ -207,39 +195,39 @@ def _probe(parts: Parts, plan: EpochPlan, updates_per_epoch: int) -> str:
         "peak_how": how,
         "memory_measured": held,
         "processes": parts.processes,
-        **estimate(
-            config.train, timed, epoch_flops / parts.processes, updates_per_epoch, parts.done
-        ),
+        **estimate(config.train, updates, own_flops, updates_per_epoch, parts.done),
     }
     parts.log.event("estimate", step=0, **found)
     for line in _lines(found):
         parts.log.say(line)
-    return reason
+    return "dry_run"
 
 
 def estimate(
     train: TrainConfig,
-    updates: Sequence[Timed],
+    updates: Sequence[Mapping[str, Any]],
     epoch_flops: float,
     updates_per_epoch: int,
     done: int,
 ) -> dict[str, Any]:
     """Times of an epoch and of all training that is left.
 
-    updates: of the probe, the first of which prepare kernels and memory and are not counted; done:
-    updates that are trained already. No updates, whose gradients were not finite, give None.
+    updates: records of the probe, the first of which prepare kernels and memory and do not count;
+    done: updates that are trained already. No updates, whose gradients were not finite, give None.
     """
     timed = updates[min(_WARM_UP, len(updates) - 1) :] if updates else []
     if not timed:
         return {"probe_updates": 0, "epoch_seconds": None, "seconds_left": None}
-    seconds, flops = sum(u.seconds for u in timed), sum(u.flops for u in timed)
+    times = [update["flops"] / update["flops_per_second"] for update in timed]
+    seconds, flops = sum(times), sum(update["flops"] for update in timed)
+    waited = sum(update["waiting"] * time for update, time in zip(timed, times, strict=True))
     epoch_seconds = seconds * epoch_flops / flops
+    ends = {
+        "max_steps": train.max_steps,
+        "max_epochs": train.max_epochs and train.max_epochs * updates_per_epoch,
+    }
     each = epoch_seconds / updates_per_epoch
-    left: dict[str, float] = {}
-    if train.max_steps is not None:
-        left["max_steps"] = each * max(0, train.max_steps - done)
-    if train.max_epochs is not None:
-        left["max_epochs"] = each * max(0, train.max_epochs * updates_per_epoch - done)
+    left = {name: each * max(0, end - done) for name, end in ends.items() if end is not None}
     if train.max_seconds is not None:
         left["max_time"] = train.max_seconds
     limit = min(left, key=lambda name: left[name])
@@ -247,7 +235,7 @@ def estimate(
         "probe_updates": len(timed),
         "probe_seconds": round(seconds, 3),
         "flops_per_second": flops / seconds,
-        "waiting": round(sum(u.waiting * u.seconds for u in timed) / seconds, 4),
+        "waiting": round(waited / seconds, 4),
         "epoch_seconds": round(epoch_seconds, 2),
         "updates_done": done,
         "limit": limit,
@@ -281,11 +269,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 
 
 def in_words(seconds: float) -> str:
-    """Seconds in the two units that matter: 12 s, 3 min 20 s, 5 h 10 min, 2 days 4 h."""
+    """Seconds in the two units that matter: 12.1 s, 3 min 20 s, 5 h 10 min, 2 days 4 h."""
     whole = math.ceil(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if whole < 10 else f"{whole} s"
     for large, name, small, rest in _UNITS:
         if whole >= large:
             return f"{whole // large} {name} {whole % large // small} {rest}"
-    raise AssertionError("the last unit is a minute")
+    return f"{seconds:.1f} s"

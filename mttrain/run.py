@@ -128,8 +128,7 @@ class Run:
     # ---- building ----------------------------------------------------------------------------
 
     def _load_text(self, report: bool) -> None:
-        """Encode the corpora (rank 0 first: the others map its files) and read the raw text;
-        report: on the corpora, before."""
+        """Encode the corpora (rank 0 first: the others map its files), after a report if wanted."""
         data = self.config.data
         self.valid_text = load_raw(data.valid, data)
         self.test_text = load_raw(data.test, data) if data.test is not None else None
@@ -271,14 +270,10 @@ class Run:
 
     def _text_hashes(self) -> dict[str, str]:
         """SHA-256 of each text file of training and validation, by its name."""
-        corpora = [
-            corpus
-            for dataset in (self.dataset, self.valid_set)
-            for corpus in dataset.store.index["corpora"]
-        ]
         return {
             name: digest
-            for corpus in corpora
+            for dataset in (self.dataset, self.valid_set)
+            for corpus in dataset.store.index["corpora"]
             for name, digest in zip(corpus["files"], corpus["sha256"], strict=True)
         }
 

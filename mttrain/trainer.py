@@ -113,12 +113,10 @@ def _text_beside(config: RunConfig, folder: Path) -> DataConfig:
         return config.data
     folder.mkdir()
     for path in place.glob("*"):
-        if not STORE_FILE.fullmatch(path.name) or not path.is_file() or path.suffix == LOCK:
-            continue
-        if path.suffix == ".json":  # would be written through a link
-            shutil.copy(path, folder)
-        else:
-            (folder / path.name).symlink_to(path)
+        if STORE_FILE.fullmatch(path.name) and path.is_file() and path.suffix != LOCK:
+            # An index is written anew, even through a link.
+            borrow = shutil.copy if path.suffix == ".json" else os.symlink
+            borrow(path, folder / path.name)
     return config.data.model_copy(update={"cache_dir": None})
 
 

@@ -11,7 +11,7 @@ import pytest
 from mttrain import autobatch, rehearsal, run
 from mttrain.cli import main
 from mttrain.config import RunConfig, dump_config
-from mttrain.rehearsal import PROBE_UPDATES, Timed, estimate, in_words
+from mttrain.rehearsal import PROBE_UPDATES, estimate, in_words
 from mttrain.runlog import read_log
 from mttrain.trainer import train
 from tests.integration.training_help import random_sentences, tiny_config, write_pairs
@@ -172,7 +172,11 @@ def test_under_torchrun(tmp_path: Path, capsys: Capture, monkeypatch: pytest.Mon
 def test_times_by_hand(tmp_path: Path) -> None:
     """Two updates that prepare kernels are left out; the nearest limit ends training."""
     config = prepared(tmp_path, count=5, max_steps=1000, max_epochs=3, max_time="1h")
-    probe = [Timed(9.0, 1e9, 0.5), Timed(5.0, 1e9, 0.5), Timed(2.0, 1e9, 0.0), Timed(4.0, 2e9, 0.5)]
+    times = (9.0, 1e9, 0.5), (5.0, 1e9, 0.5), (2.0, 1e9, 0.0), (4.0, 2e9, 0.5)
+    probe = [
+        {"flops": flops, "flops_per_second": flops / seconds, "waiting": share}
+        for seconds, flops, share in times
+    ]
     found = estimate(config.train, probe, 100e9, 50, 20)
     assert found["epoch_seconds"] == 200.0 and found["flops_per_second"] == 5e8
     assert (found["limit"], found["seconds_left"]) == ("max_epochs", 200 / 50 * (3 * 50 - 20))
