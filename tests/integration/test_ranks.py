@@ -23,6 +23,7 @@ from tests.integration.training_help import random_sentences, tiny_config, write
 
 STEPS = 50
 EXACT = {"rtol": 0.0, "atol": 1e-9}
+LATE: dict[str, Any] = {"parallel": "fsdp", "ema": None, "max_steps": 12, "log_every": 5}
 
 
 def copying(folder: Path, name: str, lines: list[str]) -> dict[str, str]:
@@ -95,6 +96,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             made.config("single-two", made.odd, batch_tokens=4000, max_steps=9),
             made.config("changing", max_steps=20, parallel="fsdp"),
             made.config("changing", max_steps=35),
+            made.config("waiting", **LATE),
         ],
     )
     return made
@@ -135,11 +137,7 @@ def test_goes_on_under_another_number_of_processes(runs: Runs) -> None:
 
 def test_steps_that_look_at_the_norm_themselves(runs: Runs) -> None:
     """What runs on GPUs, where nobody waits for the norm of the gradient: the same updates."""
-    settings = {"ema": None, "max_steps": 12, "log_every": 5}
-    shards = runs.config("waiting", parallel="fsdp", **settings)
-    finish_ranks(runs.folder / "waiting-ranks", [shards])
-    late = runs.config("late", parallel="fsdp", **settings)
-    finish_ranks(runs.folder / "late-ranks", [late], deferred=True)
+    finish_ranks(runs.folder / "late-ranks", [runs.config("late", **LATE)], deferred=True)
     assert_same(runs.tensors("waiting", 12), runs.tensors("late", 12))
 
 
