@@ -4,21 +4,25 @@ On a GPU larger batches are faster until memory ends, so the largest safe one is
 updates on batches of the longest pairs and of usual ones, all filled to the brim, while the
 allocator's peak stays below a share of what was free; the next size follows from the line through
 the last two. Elsewhere batches are computed in parts that fit the caches, so memory hardly grows
-with the batch, and the one of most tokens per second is sought; a larger one must be faster by a
-margin, because it also makes fewer updates of the same text.
+with the batch, and the one of most tokens per second is sought: from a small size on, each is
+compared with its double, in turns, since what else the machine does slows both then, and by the
+median of the turns. A larger one must be faster by a margin, because it also makes fewer updates of
+the same text.
 
 An epoch keeps at least `FEWEST_UPDATES` updates. The model that is trained here is thrown away.
 
-Price: on a GPU some ten updates; on a CPU two seconds for each size, more where an update is slow,
-but no size is tried whose update would take more than `_LONGEST` seconds.
+Price: on a GPU some ten updates; on a CPU three seconds for each size, up to four times as many
+where an update is slow, but no size is tried whose update would take more than `_LONGEST` seconds.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +35,7 @@ from mttrain.config import RunConfig, with_batch_tokens
 from mttrain.dataset import Batch, Example, TranslationDataset, collate
 from mttrain.distributed import World
 from mttrain.errors import ConfigError, TrainingError
+from mttrain.machine import free_memory, out_of_memory
 from mttrain.memory import readable
 from mttrain.model import Transformer
 from mttrain.tokenizer import EOS_ID
@@ -41,7 +46,8 @@ FEWEST_UPDATES = 10  # of an epoch
 SAFE = 0.85  # share of the free memory of a GPU: lengths vary, and an allocator leaves holes
 MARGIN = 1.03  # by how much a larger batch must be faster
 _LARGEST_CPU = 16384
-_SECONDS, _LONGEST = 2.0, 10.0  # of the updates of one size together; of one update at most
+_SECONDS, _LONGEST = 3.0, 5.0  # of a comparison of two sizes, at least; of one update, at most
+_TURNS, _ENOUGH = 3, 8.0  # turns of a comparison; seconds after which fewer will do
 _SAMPLE = 20_000  # pairs whose lengths stand for all
 _GROUP = 4  # batches of a probed update, at most
 
@@ -56,15 +62,10 @@ class Found:
 
     def text(self) -> str:
         """One line for the console."""
-        shown = (
-            f"{tokens}: {'too large' if value <= 0 else self._shown(value)}"
-            for tokens, value in self.trials
-        )
-        tried = f" ({', '.join(shown)})" if self.trials else ""
-        return f"train.batch_tokens auto: {self.batch_tokens}, by {self.by}{tried}"
-
-    def _shown(self, value: float) -> str:
-        return readable(value) if self.by == "memory" else f"{value:.0f} tokens/s"
+        shown = readable if self.by == "memory" else "{:.0f} tokens/s".format
+        tried = (f"{size}: {shown(found) if found else 'too large'}" for size, found in self.trials)
+        text = f"train.batch_tokens auto: {self.batch_tokens}, by {self.by}"
+        return f"{text} ({', '.join(tried)})" if self.trials else text
 
 
 def resolve_batch_tokens(
@@ -75,26 +76,19 @@ def resolve_batch_tokens(
     vocab: sizes of both vocabularies. ConfigError when no batch fits in memory.
     """
     lengths = dataset.lengths(0)
-    most = largest_useful(config, *lengths, world.size)
-    if most <= LEAST:
+    most = largest_useful(config, int(np.maximum(*lengths).sum(dtype=np.int64)), world.size)
+    if most < 2 * LEAST:
         found = Found(most, "the size of the corpus")
     else:
-        probe = _Probe(config, lengths, vocab, world.device)
-        try:
-            if world.device.type == "cuda":
-                found = _by_memory(probe, most, world)
-            else:
-                found = _by_speed(probe, most, world)
-        finally:
-            probe.close()
+        search = _by_memory if world.device.type == "cuda" else _by_speed
+        with closing(_Probe(config, lengths, vocab, world.device)) as probe:
+            found = search(probe, most, world)
     return with_batch_tokens(config, found.batch_tokens), found
 
 
-def largest_useful(
-    config: RunConfig, source: NDArray[np.int32], target: NDArray[np.int32], processes: int
-) -> int:
-    """The batch with which an epoch of pairs of these lengths has `FEWEST_UPDATES` updates."""
-    cells = int(np.maximum(source, target).sum(dtype=np.int64))
+def largest_useful(config: RunConfig, cells: int, processes: int) -> int:
+    """The batch with which an epoch has `FEWEST_UPDATES` updates; cells: lengths of the longer
+    sides of all its pairs together."""
     batches = FEWEST_UPDATES * config.train.accumulate * processes
     return max(LEAST, _rounded(cells / batches))
 
@@ -118,9 +112,7 @@ def _by_memory(probe: _Probe, most: int, world: World) -> Found:
         return used
 
     own = largest_safe(peak, limit, most)
-    all_found = [0.0] * world.size
-    all_found[world.rank] = float(own or 0)
-    smallest = int(min(world.sum(all_found)))
+    smallest = int(-world.largest(-float(own or 0)))
     if not smallest:
         raise ConfigError(
             f"train.batch_tokens auto: not even a batch of {LEAST} tokens fits in the "
@@ -165,34 +157,51 @@ def _next_size(good: list[tuple[int, int]], limit: int) -> int:
 
 
 def _by_speed(probe: _Probe, most: int, world: World) -> Found:
-    """All processes try the same sizes, since what they find is added up after each."""
-    found = Found(0, "speed")
+    """All processes try the same sizes, since what they find is added up after each comparison."""
+    tried: dict[int, float] = {}
 
-    def speed(tokens: int) -> float:
-        total = world.sum([probe.speed(tokens)])[0]
-        found.trials.append((tokens, total))
-        return total
+    def speeds(sizes: tuple[int, int]) -> list[float]:
+        found = world.sum(in_turns([probe.turns(size, max(sizes)) for size in sizes]))
+        tried.update(zip(sizes, found, strict=True))
+        return found
 
     cells = 2 * probe.accumulate * world.size  # of an update, for each token of a batch
-    found.batch_tokens = fastest(speed, min(most, _LARGEST_CPU), _LONGEST / cells)
-    return found
+    best = fastest(speeds, min(most, _LARGEST_CPU), _LONGEST / cells)
+    return Found(best, "speed", list(tried.items()))
 
 
-def fastest(speed_of: Callable[[int], float], most: int, longest: float = math.inf) -> int:
+def fastest(
+    speeds_of: Callable[[tuple[int, int]], Sequence[float]], most: int, longest: float = math.inf
+) -> int:
     """The batch of most tokens per second among doubled sizes up to `most`.
 
-    A larger one must be faster by `MARGIN`; two in a row that are not end the search, and so does a
-    size that would take more than `longest` seconds at the speed of the last.
+    speeds_of: tokens per second of two sizes, measured beside each other. The larger one must be
+    faster by `MARGIN`; two in a row that are not end the search, and so does a size that would take
+    more than `longest` seconds at the speed of the last.
     """
-    best, top, speed, worse, size = 0, 0.0, math.inf, 0, LEAST
+    best, speed, worse, size = LEAST, math.inf, 0, 2 * LEAST
     while size <= most and worse < 2 and size <= longest * speed:
-        speed = speed_of(size)
-        if speed > MARGIN * top:
-            best, top, worse = size, speed, 0
+        least, speed = speeds_of((best, size))
+        if speed > MARGIN * least:
+            best, worse = size, 0
         else:
             worse += 1
         size *= 2
     return best
+
+
+def in_turns(competitors: Sequence[Iterator[float]]) -> list[float]:
+    """The median of what each gives when they take turns, A B A B A B; the first values, which
+    prepare kernels and memory, do not count."""
+    for competitor in competitors:
+        next(competitor)
+    turns: list[list[float]] = []
+    start, spent = time.perf_counter(), 0.0
+    while spent < _SECONDS or (len(turns) < _TURNS and spent < _ENOUGH):
+        turns.append([next(competitor) for competitor in competitors])
+        spent = time.perf_counter() - start
+    found: list[float] = np.median(turns, axis=0).tolist()
+    return found
 
 
 # ---- measuring ---------------------------------------------------------------------------------
@@ -212,11 +221,13 @@ class _Probe:
         self.accumulate = min(config.train.accumulate, _GROUP)
         chosen = np.unique(np.linspace(0, len(lengths[0]) - 1, _SAMPLE).astype(np.int64))
         self.source, self.target = (side[chosen] for side in lengths)
-        # A trap for the allocator are the longest pairs, wherever they stand.
+        # A trap for the allocator are the longest pairs, wherever they stand. Other segmentations
+        # of them may be as long as the rules allow.
         self.longest = max(int(side.max()) for side in lengths)
+        if config.tokenizer.dropout > 0:
+            self.longest = max(self.longest, config.data.max_length)
         self.usual = int(np.median(np.maximum(self.source, self.target)))
         self.model = Transformer(config.model, *vocab).to(device).train()
-        self.free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
         self.updater = Updater(config, self.model, World(0, 1, device), lambda _: "a probed pair")
         self.updates = 0
 
@@ -229,7 +240,8 @@ class _Probe:
 
     def memory_limit(self, world: World) -> int:
         """Bytes that the allocator may hold at most: a share of what it has and what is free."""
-        share = SAFE * (self.free + torch.cuda.memory_reserved(self.device))
+        held = torch.cuda.memory_reserved(self.device)
+        share = SAFE * (held + free_memory(self.device))
         # The first update of several processes has the gradients twice, in buckets, too.
         twice = sum(p.nbytes for p in self.model.parameters()) if world.size > 1 else 0
         return int(share) - twice
@@ -238,28 +250,29 @@ class _Probe:
         """Bytes that the allocator of a GPU takes for updates of this size, None: not enough."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
-        for length in (self.longest, self.usual):
+        # The first update of all makes the moments, which the longest pairs then find in place.
+        for length in (self.usual, self.longest):
             full = [length] * max(1, tokens // length)
             batch = self._batch(full, full)
             if not self._update([batch] * min(self.accumulate, 2)):
                 return None
         return torch.cuda.max_memory_reserved(self.device)
 
-    def speed(self, tokens: int) -> float:
-        """Tokens of both sides, without padding, per second of updates of this size."""
+    def turns(self, tokens: int, turn: int) -> Iterator[float]:
+        """Tokens of both sides, without padding, per second of updates with batches of this size:
+        of one update, then of turns with batches of `turn` tokens together."""
         plan = plan_epoch(self.config.seed, 0, self.source, self.target, batch_tokens=tokens)
-        done, number, spent = 0, 0, 0.0
-        while number < 2 or spent < _SECONDS:
-            first = number * self.accumulate
-            places = (plan.batch((first + i) % len(plan)) for i in range(self.accumulate))
-            group = [self._batch(self.source[rows], self.target[rows]) for rows in places]
-            start = time.perf_counter()
-            self._update(group)  # waits for the device, since it returns the norm of the gradient
-            if number:  # the first one prepares kernels and memory
+        batches = map(plan.batch, itertools.cycle(range(len(plan))))
+        for count in itertools.chain([1], itertools.repeat(max(1, turn // tokens))):
+            done, spent = 0, 0.0
+            for _ in range(count):
+                rows = itertools.islice(batches, self.accumulate)
+                group = [self._batch(self.source[at], self.target[at]) for at in rows]
+                start = time.perf_counter()
+                fits = self._update(group)  # waits for the device: it returns the gradient's norm
                 spent += time.perf_counter() - start
-                done += sum(batch.source_tokens + batch.target_tokens for batch in group)
-            number += 1
-        return done / spent
+                done += fits * sum(batch.source_tokens + batch.target_tokens for batch in group)
+            yield done / spent
 
     def _update(self, group: list[Batch]) -> bool:
         """One update; whether its batches fitted in memory as they are."""
@@ -268,6 +281,10 @@ class _Probe:
         try:
             return self.updater.run(group, divisor, self.updates).pieces == 1
         except TrainingError:  # not even one pair fits
+            return False
+        except (RuntimeError, MemoryError) as error:  # or the moments do not
+            if not out_of_memory(error):
+                raise
             return False
 
     def _batch(self, source: Any, target: Any) -> Batch:

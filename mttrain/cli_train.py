@@ -30,7 +30,7 @@ def train(
     settings: Settings = None,
     fresh: Annotated[bool, opt("--fresh", None, "Remove an earlier run of that name.")] = False,
     dry_run: Annotated[
-        bool, opt("--dry-run", None, "Check text and sizes, try 20 updates, keep nothing.")
+        bool, opt("--dry-run", None, "Check text and sizes, try 20 updates, start no run.")
     ] = False,
     as_json: Annotated[bool, opt("--json", None, "Print the result as one JSON object.")] = False,
     debug: Debug = False,
@@ -39,7 +39,7 @@ def train(
     if config is None:
         raise ConfigError("Name the configuration: --config X.yaml.")
     if fresh and dry_run:
-        raise ConfigError("--dry-run keeps nothing, so --fresh has no effect; remove one.")
+        raise ConfigError("--dry-run starts no run, so --fresh has no effect; remove one.")
     from mttrain.config import load_config
 
     loaded = load_config(config, settings or ())  # before torch: mistakes show at once
@@ -63,11 +63,9 @@ def _rehearsal(config: RunConfig, result: TrainResult) -> Record:
     the plan of an epoch, bytes of memory, and how long training takes."""
     records = result.records
     plain: Record = {"run_dir": config.run_dir, "reason": result.reason}
-    plain["corpus"] = _fields(_last(records, "corpus"))
     plain["tokenizers"] = [_fields(r) for r in records if r["kind"] == "tokenizer"]
-    for name, kind in (("encoded", "encoded"), ("epoch", "plan"), ("memory", "memory")):
-        plain[name] = _fields(_last(records, kind))
-    plain["estimate"] = _fields(_last(records, "estimate"))
+    for kind in ("corpus", "encoded", "plan", "memory", "estimate"):
+        plain["epoch" if kind == "plan" else kind] = _fields(_last(records, kind))
     chosen = _last(records, "batch_tokens")
     plain["batch_tokens"] = config.train.batch_tokens if chosen is None else chosen["batch_tokens"]
     steps, updates = config.train.max_steps, plain["epoch"].get("updates_per_epoch")

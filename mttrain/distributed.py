@@ -104,7 +104,8 @@ class World:
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Device of a configuration's name: auto = CUDA when there is one, else CPU.
+    """Device of a configuration's name, from now on the current one: auto = CUDA when there is one,
+    else CPU.
 
     Raises ConfigError when the device named is not on this machine.
     """
@@ -120,6 +121,8 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         raise ConfigError(f"device {name!r} is not on this machine; use auto or cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device 'mps' is not on this machine; use auto or cpu")
+    if device.type == "cuda":  # whatever names no device means this one: streams, events
+        torch.cuda.set_device(device)
     return device
 
 
@@ -136,8 +139,6 @@ def joined_world(device: str, alone: bool = False) -> Iterator[World]:
     )
     chosen = choose_device(device, local_rank)
     on_gpu = chosen.type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(chosen)
     if on_gpu and here > 1 and device.startswith("cuda:"):
         raise ConfigError(
             f"train.device {device} is one GPU, which the {here} processes of this machine would "

@@ -245,6 +245,3 @@ class KeyedDropout(nn.Module):
         if not self.active:
             return x
         return x * scaled_mask(torch.Size((*x.shape[:-1], 1)), self.rate, self.key, x)
-
-    def extra_repr(self) -> str:
-        return f"rate={self.rate}"

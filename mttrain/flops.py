@@ -42,12 +42,6 @@ class LengthSums(NamedTuple):
         s, t = (np.asarray(side, dtype=np.int64) for side in (source, target))
         return cls(int(s.sum()), int(t.sum()), int(s @ s), int(t @ t), int(s @ t))
 
-    @classmethod
-    def padded(cls, rows: int, source: int, target: int) -> LengthSums:
-        """Of a batch of `rows` pairs that are all computed at the lengths of the longest."""
-        parts = source, target, source * source, target * target, source * target
-        return cls(*(rows * part for part in parts))
-
 
 NO_WORK = LengthSums(0, 0, 0, 0, 0)
 
@@ -68,10 +62,9 @@ class Products:
         once = sum(a * b for a, b in zip(self.terms, sums, strict=True))
         return self.passes * (once + counted * self.projection)
 
-    def training(self, sums: LengthSums, counted: int | None = None) -> int:
-        """Forward and backward; counted: as for `forward`, all target positions if not given."""
-        rows = sums.target if counted is None else counted
-        return (1 + BACKWARD) * self.forward(sums, rows)
+    def training(self, sums: LengthSums) -> int:
+        """Forward and backward, all target positions having a loss."""
+        return (1 + BACKWARD) * self.forward(sums, sums.target)
 
 
 def model_products(model: ModelConfig, target_vocab: int, *, rdrop: bool = False) -> Products:

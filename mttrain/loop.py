@@ -220,8 +220,8 @@ class Trainer:
         """Move the sums of all ranks to rank 0, which saves its own."""
         window = self.progress.window
         sums = self.world.sum([getattr(window, name) for name in SUMMED])
-        kept = sums if self.world.is_main else [0.0] * len(SUMMED)
-        self.progress.window = Window(**{**asdict(window), **dict(zip(SUMMED, kept, strict=True))})
+        for name, value in zip(SUMMED, sums, strict=True):
+            setattr(window, name, value if self.world.is_main else 0)
 
     # ---- books -------------------------------------------------------------------------------
 
@@ -309,6 +309,8 @@ class Trainer:
         sums = dict(zip(SUMMED, totals, strict=True))
         targets = sums["target_tokens"]
         peak = int(self.world.largest(peak_memory(self.world.device)))
+        # The others wait, in the exchange of gradients, for whoever waits for data.
+        waiting = self.world.largest(window.waiting / max(window.seconds, 1e-9))
         if targets == 0:
             return
         loss, speeds = sums["smoothed"] / targets, self.meter.record(sums, window.seconds)
@@ -327,7 +329,7 @@ class Trainer:
             cut=progress.cut,
             **speeds,
             seconds=round(progress.seconds, 2),
-            waiting=round(window.waiting / window.seconds, 4) if window.seconds > 0 else 0.0,
+            waiting=round(waiting, 4),
             peak_memory_mb=peak,
         )
         self._log_compiled()

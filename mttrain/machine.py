@@ -12,6 +12,7 @@ it does that once. Price: the process keeps the largest amount that a step has n
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import resource
@@ -86,6 +87,11 @@ def peak_memory(device: torch.device) -> int:
         return int(peak) >> 20
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit >> 20
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes of a GPU that nobody has taken; other devices have no end."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else math.inf
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -16,10 +16,10 @@ H heads, V types of the target.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
 
 from mttrain.attention import SHORT, VECTOR
 from mttrain.config import ModelConfig
@@ -48,17 +48,14 @@ class Sizes(NamedTuple):
     tensors: int
 
     @classmethod
+    @cache
     def of(cls, model: ModelConfig, source_vocab: int, target_vocab: int) -> Sizes:
         """Counted on a model without data."""
         with torch.device("meta"):
             built = Transformer(model, source_vocab, target_vocab)
-        layers = (_parameters(stack.layers[0]) for stack in (built.encoder, built.decoder))
-        encoder, decoder = layers
+        stacks = (stack.layers[0].parameters() for stack in (built.encoder, built.decoder))
+        encoder, decoder = (sum(parameter.numel() for parameter in layer) for layer in stacks)
         return cls(built.parameter_count(), encoder, decoder, len(list(built.parameters())))
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 @dataclass(frozen=True)
@@ -143,13 +140,13 @@ def training_memory(setting: Setting, shape: BatchShape) -> Memory:
 
 def _gathered(setting: Setting, sizes: Sizes) -> int:
     """What fully sharded training holds beside the shards: the tensors of no layer, and two layers,
-    the running and the next one; each with its gradient."""
+    the running and the next one; each in float32, as are the gradients."""
     if setting.shards == 1:
         return 0
     model = setting.model
     layers = model.encoder_layers * sizes.encoder_layer + model.decoder_layers * sizes.decoder_layer
     gathered = sizes.total - layers + 2 * max(sizes.encoder_layer, sizes.decoder_layer)
-    return gathered * (setting.narrow + WIDE)
+    return 2 * WIDE * gathered
 
 
 def weight_copies(setting: Setting) -> int:
@@ -174,8 +171,10 @@ def saved_activations(setting: Setting, shape: BatchShape) -> int:
     model, wide, narrow = setting.model, setting.wide, setting.narrow
     rows = shape.rows * setting.passes
     sides = rows * shape.source, rows * shape.target
-    memory_copies = 1 if narrow == wide else model.decoder_layers  # cast once for each layer
-    total = narrow * memory_copies * sides[0] * model.d_model
+    total = narrow * sides[0] * model.d_model  # what the encoder says
+    if narrow != wide:  # cast once for each layer; computed again, of each layer's input
+        more = wide if setting.recompute else narrow * (model.decoder_layers - 1)
+        total += more * sides[0] * model.d_model
     layers = _encoder_layer(setting, shape), _decoder_layer(setting, shape)
     counts = model.encoder_layers, model.decoder_layers
     if setting.recompute:

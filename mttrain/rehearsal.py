@@ -3,7 +3,8 @@
 The model is trained for some updates on the first batches of the plan, by the loop that trains in
 earnest, and thrown away. Times of longer work follow from the FLOPs of the model, which are known
 of every pair: seconds of the probe / its FLOPs x FLOPs of an epoch. Validations, checkpoints and
-the end are not in them. Under torchrun one process is tried, and its part of an epoch counted.
+the end are not in them. Under torchrun one process is tried, with the whole model, and its part of
+an epoch counted; memory is estimated for each of the processes, as `train.parallel` shares it out.
 
 Price: `PROBE_UPDATES` updates, or those of `PROBE_SECONDS`.
 """
@@ -11,10 +12,9 @@ Price: `PROBE_UPDATES` updates, or those of `PROBE_SECONDS`.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +23,9 @@ from mttrain.batching import EpochPlan
 from mttrain.config import RunConfig, TrainConfig
 from mttrain.dataset import TranslationDataset, epoch_plan
 from mttrain.distributed import World, training_type
-from mttrain.flops import LengthSums
+from mttrain.flops import LengthSums, model_products
 from mttrain.loop import Trainer
+from mttrain.machine import free_memory
 from mttrain.memory import (
     WIDE,
     BatchShape,
@@ -36,7 +37,7 @@ from mttrain.memory import (
 )
 from mttrain.model import Transformer
 from mttrain.runlog import RunLog
-from mttrain.update import PART_ELEMENTS
+from mttrain.update import cells_at_once
 from mttrain.utilisation import measured_peak
 
 PROBE_UPDATES, PROBE_SECONDS = 20, 60
@@ -58,6 +59,11 @@ class Parts:
     done: int
     processes: int = 1
 
+    @property
+    def shards(self) -> int:
+        """Processes that share one model."""
+        return self.processes if self.config.train.parallel == "fsdp" else 1
+
 
 def rehearse(parts: Parts) -> str:
     """Say and log what training would be; returns "dry_run", or the name of a signal."""
@@ -68,11 +74,11 @@ def rehearse(parts: Parts) -> str:
     plan = epoch_plan(parts.config, dataset, 0)
     updates = -(-len(plan) // (parts.config.train.accumulate * parts.processes))
     _say_plan(parts, plan, updates)
-    memory = estimated_memory(parts, plan)
-    log.say(f"memory, estimated: {memory.text()}; beside the program itself")
+    memory = estimated_memory(parts, plan, parts.shards)
+    each = " on each process" if parts.processes > 1 else ""
+    log.say(f"memory{each}, estimated: {memory.text()}; beside the program itself")
     log.event("memory", step=0, total=memory.total, **asdict(memory))
-    reason = _probe(parts, plan, updates)
-    return reason if reason in ("SIGINT", "SIGTERM") else "dry_run"
+    return _probe(parts, plan, updates)
 
 
 def _say_plan(parts: Parts, plan: EpochPlan, updates: int) -> None:
@@ -81,15 +87,15 @@ def _say_plan(parts: Parts, plan: EpochPlan, updates: int) -> None:
         f"an epoch: {len(plan)} batches, {updates} updates, {tokens:,} target tokens, "
         f"{100 * padding:.1f} % padding"
     )
-    plain = {"batches": len(plan), "target_tokens": tokens, "padding": padding}
-    parts.log.event("plan", step=0, updates_per_epoch=updates, **plain)
+    plain = {"batches": len(plan), "updates_per_epoch": updates, "target_tokens": tokens}
+    parts.log.event("plan", step=0, **plain, padding=padding)
     steps = parts.config.train.max_steps
     if steps is not None:
         parts.log.say(f"train.max_steps {steps}: {steps / updates:.1f} epochs")
 
 
-def estimated_memory(parts: Parts, plan: EpochPlan) -> Memory:
-    """Of the batch that takes most."""
+def estimated_memory(parts: Parts, plan: EpochPlan, shards: int) -> Memory:
+    """Of the batch that takes most, on each of so many processes that share a model."""
     config, device = parts.config, parts.world.device
     on_cpu = device.type == "cpu"
     half = training_type(config.train.precision, device) != torch.float32
@@ -104,9 +110,13 @@ def estimated_memory(parts: Parts, plan: EpochPlan) -> Memory:
             kernel=attention_kernel(config.model, on_cpu, shape),
             rdrop=config.optim.rdrop > 0,
             ema=config.train.ema is not None,
+            shards=shards,
+            recompute=config.train.activation_checkpointing,
             large_chunks=not on_cpu,
         )
-        found.append(training_memory(setting, _part(shape, setting) if on_cpu else shape))
+        cells = cells_at_once(config, device, shards > 1)
+        rows = max(1, cells // max(shape.source, shape.target))
+        found.append(training_memory(setting, shape._replace(rows=min(shape.rows, rows))))
     return max(found, key=lambda memory: memory.total)
 
 
@@ -122,66 +132,60 @@ def _largest(parts: Parts, plan: EpochPlan) -> list[BatchShape]:
     return [BatchShape(int(rows[i]), int(source[i]), int(target[i])) for i in places]
 
 
-def _part(shape: BatchShape, setting: Setting) -> BatchShape:
-    """What of a batch a CPU computes at once, see `update`."""
-    cells = PART_ELEMENTS // (setting.passes * setting.model.d_model)
-    longest = max(shape.source, shape.target)
-    return shape._replace(rows=min(shape.rows, max(1, cells // longest)))
-
-
 # ---- the probe ---------------------------------------------------------------------------------
 
 
-class _Clock(RunLog):
-    """Keeps the records of updates, with the seconds since the last one, in place of a file."""
+class _Kept(RunLog):
+    """Keeps the records of updates, in place of a file."""
 
     def __init__(self) -> None:
         super().__init__(None, quiet=True)
-        self._last = time.monotonic()
-        self.updates: list[Timed] = []
+        self.updates: list[dict[str, Any]] = []
 
     def event(self, kind: str, **fields: Any) -> None:
         """Keep it if it is about an update."""
         if kind == "train":
-            now = time.monotonic()
-            self.updates.append(Timed(now - self._last, fields["flops"], fields["waiting"]))
-            self._last = now
+            self.updates.append(fields)
 
 
-class Timed(NamedTuple):
-    """An update of the probe: its seconds, FLOPs, and the share of them waiting for data."""
-
-    seconds: float
-    flops: float
-    waiting: float
-
-
-def _probe(parts: Parts, plan: EpochPlan, updates_per_epoch: int) -> str:
-    """Train for some updates, and say how long an epoch and all of it would take."""
-    config, world, device = parts.config, parts.world, parts.world.device
+def _tried(parts: Parts) -> tuple[str, list[dict[str, Any]], int | None]:
+    """Train for some updates: why that ended, their records, and bytes that a GPU held."""
+    config, device = parts.config, parts.world.device
     limits = {"max_steps": PROBE_UPDATES, "max_epochs": None, "max_time": PROBE_SECONDS}
     rhythm = {"log_every": 1, "valid_every": _NEVER, "patience": None}
-    clock = _Clock()
+    log = _Kept()
     trainer = Trainer(
         config.model_copy(update={"train": config.train.model_copy(update={**limits, **rhythm})}),
         parts.model,
         parts.dataset,
-        world,
-        clock,
+        parts.world,
+        log,
         on_validate=lambda progress: 0.0,
         on_save=lambda progress, improved: None,
     )
-    peak, how = measured_peak(world, config.train.precision)
-    trainer.meter.peak = peak
     parts.log.say(f"training for {PROBE_UPDATES} updates on {device}, to see how long it takes")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     reason = trainer.run()
+    held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+    return reason, log.updates, held
+
+
+def _probe(parts: Parts, plan: EpochPlan, updates_per_epoch: int) -> str:
+    """Say what an epoch and all of training takes, by the FLOPs and the times of some updates."""
+    config, device = parts.config, parts.world.device
+    peak, how = measured_peak(parts.world, config.train.precision)
+    reason, updates, held = "", list[dict[str, Any]](), None
+    whole = estimated_memory(parts, plan, shards=1)
+    if parts.shards > 1 and whole.total - whole.weights > free_memory(device):
+        parts.log.say(f"{device} has no room for the whole model, so no update is tried")
+    else:
+        reason, updates, held = _tried(parts)
     if reason in ("SIGINT", "SIGTERM"):
         return reason
-    held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
     lengths = (side[plan.order] for side in parts.dataset.lengths(0))
-    epoch_flops = trainer.meter.products.training(LengthSums.of(*lengths))
+    vocab, rdrop = parts.model.lm_head.out_features, config.optim.rdrop > 0
+    epoch_flops = model_products(config.model, vocab, rdrop=rdrop).training(LengthSums.of(*lengths))
     own_flops = epoch_flops / parts.processes
     found = {
         "parameters": parts.model.parameter_count(),
@@ -191,37 +195,39 @@ def _probe(parts: Parts, plan: EpochPlan, updates_per_epoch: int) -> str:
         "peak_how": how,
         "memory_measured": held,
         "processes": parts.processes,
-        **estimate(config.train, clock.updates, own_flops, updates_per_epoch, parts.done),
+        **estimate(config.train, updates, own_flops, updates_per_epoch, parts.done),
     }
     parts.log.event("estimate", step=0, **found)
     for line in _lines(found):
         parts.log.say(line)
-    return reason
+    return "dry_run"
 
 
 def estimate(
     train: TrainConfig,
-    updates: Sequence[Timed],
+    updates: Sequence[Mapping[str, Any]],
     epoch_flops: float,
     updates_per_epoch: int,
     done: int,
 ) -> dict[str, Any]:
     """Times of an epoch and of all training that is left.
 
-    updates: of the probe, the first of which prepare kernels and memory and are not counted; done:
-    updates that are trained already. No updates, whose gradients were not finite, give None.
+    updates: records of the probe, the first of which prepare kernels and memory and do not count;
+    done: updates that are trained already. No updates, whose gradients were not finite, give None.
     """
     timed = updates[min(_WARM_UP, len(updates) - 1) :] if updates else []
     if not timed:
         return {"probe_updates": 0, "epoch_seconds": None, "seconds_left": None}
-    seconds, flops = sum(u.seconds for u in timed), sum(u.flops for u in timed)
+    times = [update["flops"] / update["flops_per_second"] for update in timed]
+    seconds, flops = sum(times), sum(update["flops"] for update in timed)
+    waited = sum(update["waiting"] * time for update, time in zip(timed, times, strict=True))
     epoch_seconds = seconds * epoch_flops / flops
+    ends = {
+        "max_steps": train.max_steps,
+        "max_epochs": train.max_epochs and train.max_epochs * updates_per_epoch,
+    }
     each = epoch_seconds / updates_per_epoch
-    left: dict[str, float] = {}
-    if train.max_steps is not None:
-        left["max_steps"] = each * max(0, train.max_steps - done)
-    if train.max_epochs is not None:
-        left["max_epochs"] = each * max(0, train.max_epochs * updates_per_epoch - done)
+    left = {name: each * max(0, end - done) for name, end in ends.items() if end is not None}
     if train.max_seconds is not None:
         left["max_time"] = train.max_seconds
     limit = min(left, key=lambda name: left[name])
@@ -229,7 +235,7 @@ def estimate(
         "probe_updates": len(timed),
         "probe_seconds": round(seconds, 3),
         "flops_per_second": flops / seconds,
-        "waiting": round(sum(u.waiting * u.seconds for u in timed) / seconds, 4),
+        "waiting": round(waited / seconds, 4),
         "epoch_seconds": round(epoch_seconds, 2),
         "updates_done": done,
         "limit": limit,
@@ -244,9 +250,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         f"source, {found['flops_per_epoch']:.3g} an epoch, forward and backward"
     )
     if found["memory_measured"] is not None:
-        yield f"memory, measured: {readable(found['memory_measured'])}"
+        yield f"memory, measured in this process: {readable(found['memory_measured'])}"
     if not found["probe_updates"]:
-        yield "warning: no update had a finite gradient, so times cannot be told"
+        yield "warning: no update has changed the weights, so times cannot be told"
         return
     speed, peak = found["flops_per_second"], found["peak_flops"]
     yield (
@@ -263,11 +269,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 
 
 def in_words(seconds: float) -> str:
-    """Seconds in the two units that matter: 12 s, 3 min 20 s, 5 h 10 min, 2 days 4 h."""
+    """Seconds in the two units that matter: 12.1 s, 3 min 20 s, 5 h 10 min, 2 days 4 h."""
     whole = math.ceil(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if whole < 10 else f"{whole} s"
     for large, name, small, rest in _UNITS:
         if whole >= large:
             return f"{whole // large} {name} {whole % large // small} {rest}"
-    raise AssertionError("the last unit is a minute")
+    return f"{seconds:.1f} s"

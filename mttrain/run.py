@@ -270,14 +270,10 @@ class Run:
 
     def _text_hashes(self) -> dict[str, str]:
         """SHA-256 of each text file of training and validation, by its name."""
-        corpora = [
-            corpus
-            for dataset in (self.dataset, self.valid_set)
-            for corpus in dataset.store.index["corpora"]
-        ]
         return {
             name: digest
-            for corpus in corpora
+            for dataset in (self.dataset, self.valid_set)
+            for corpus in dataset.store.index["corpora"]
             for name, digest in zip(corpus["files"], corpus["sha256"], strict=True)
         }
 

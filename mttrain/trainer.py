@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mttrain.boards import FOLDER, Board, require_tensorboard
-from mttrain.config import RunConfig
+from mttrain.config import DataConfig, RunConfig
 from mttrain.distributed import World, joined_world
 from mttrain.metrics import bleu_tokenizer, require_tokenizer
 from mttrain.progress import TrainResult, limit_reached
@@ -23,6 +23,7 @@ from mttrain.run import Run
 from mttrain.rundir import LOG, SHARED, SOURCE, TARGET, checkpoint_names
 from mttrain.runlog import RunLog, read_log
 from mttrain.runsetup import (
+    STORE_FILE,
     check_beginning,
     check_run_dir,
     check_text_files,
@@ -31,14 +32,16 @@ from mttrain.runsetup import (
     is_run,
     make_run_dir,
 )
+from mttrain.storefiles import LOCK
 
 
 def train(config: RunConfig, *, fresh: bool = False, dry_run: bool = False) -> TrainResult:
     """Train as the configuration says, from the start or from where the run directory stands.
 
     `fresh` removes an earlier run in the same directory first. `dry_run` checks the corpus, says
-    what training would do, tries some updates to say how long it takes, and leaves no file. Raises
-    ConfigError, DataError, CheckpointError and TrainingError.
+    what training would do, tries some updates to say how long it takes, and leaves no file but
+    encoded text in `data.cache_dir`. Raises ConfigError, DataError, CheckpointError and
+    TrainingError.
     """
     config = complete_config(config, fresh=fresh)
     check_text_files(config)
@@ -85,7 +88,7 @@ def _rehearse(config: RunConfig, fresh: bool) -> TrainResult:
         tempfile.TemporaryDirectory() as folder,
         joined_world(config.train.device, alone=True) as world,
     ):
-        data = config.data.model_copy(update={"cache_dir": None})
+        data = _text_beside(config, Path(folder) / "data")
         config = config.model_copy(update={"run_dir": folder, "data": data})
         for name in (SHARED, SOURCE, TARGET):
             if begun and (run_dir / name).exists():
@@ -97,6 +100,22 @@ def _rehearse(config: RunConfig, fresh: bool) -> TrainResult:
             updates, int(os.environ.get("WORLD_SIZE", "1"))
         )
         return replace(result, records=read_log(log))
+
+
+def _text_beside(config: RunConfig, folder: Path) -> DataConfig:
+    """Where a dry run has its encoded text: in the cache, which the start then finds filled; or in
+    `folder`, where links lead to what is in the run, which must not be written to."""
+    run_dir = Path(config.run_dir).resolve()
+    place = Path(config.data.cache_dir or run_dir / "data").resolve()
+    if not place.is_relative_to(run_dir):
+        return config.data
+    folder.mkdir()
+    for path in place.glob("*"):
+        if STORE_FILE.fullmatch(path.name) and path.is_file() and path.suffix != LOCK:
+            # An index is written anew, even through a link.
+            borrow = shutil.copy if path.suffix == ".json" else os.symlink
+            borrow(path, folder / path.name)
+    return config.data.model_copy(update={"cache_dir": None})
 
 
 def _finished(config: RunConfig, changes: Sequence[str], quiet: bool) -> TrainResult | None:

@@ -17,6 +17,7 @@ would hide no more than the copy of some hundred thousand ids.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -49,6 +50,15 @@ from mttrain.parallel import gathered, parallel
 # what is kept for backward grows with the part, and what does not fit the caches is slow.
 PART_ELEMENTS = 1 << 19
 _EMA = "ema"  # what follows a parameter's name in the training state
+
+
+def cells_at_once(config: RunConfig, device: torch.device, sharded: bool) -> int:
+    """Cells of a side of a batch that go through the model together."""
+    # Shards are gathered at each forward, by all ranks together: one for each batch.
+    if device.type != "cpu" or sharded:
+        return sys.maxsize
+    passes = 2 if config.optim.rdrop else 1
+    return PART_ELEMENTS // (passes * config.model.d_model)
 
 
 class StepModule(nn.Module):
@@ -267,11 +277,8 @@ class Updater:
         """What of a batch is computed at once: all on a GPU, on a CPU what its caches can hold."""
         rows = batch.source.shape[0]
         cells = rows * max(batch.source.shape[1], batch.target_out.shape[1])
-        # Shards are gathered at each forward, by all ranks together: one for each batch.
-        if self.world.device.type == "cpu" and not self.parallel.sharded:
-            passes = 2 if self.config.optim.rdrop else 1
-            cells = min(cells, PART_ELEMENTS // (passes * self.config.model.d_model))
-        return list(batch.parts(-(-cells // pieces)))
+        most = cells_at_once(self.config, self.world.device, self.parallel.sharded)
+        return list(batch.parts(-(-min(cells, most) // pieces)))
 
     def _backward(self, batch: Batch, divisor: int, last: bool) -> None:
         inputs = self._inputs(batch)

@@ -120,20 +120,13 @@ def _fastest(
     runs: Sequence[Callable[[], object]], device: torch.device, seconds: float
 ) -> tuple[float, int]:
     """Seconds of the fastest run, and how many there were in so many seconds, each at least one."""
+    wait = torch.get_device_module(device).synchronize
     best, count, end = float("inf"), 0, time.perf_counter() + seconds
     while not count or time.perf_counter() < end:
         for run in runs:
-            synchronize(device)
+            wait()
             start = time.perf_counter()
             run()
-            synchronize(device)
+            wait()
             best, count = min(best, time.perf_counter() - start), count + 1
     return best, count
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given; a CPU always has."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()

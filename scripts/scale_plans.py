@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plans of large trainings: memory, time and cost, computed from models and named assumptions.
 
-    scripts/scale_plans.py                         # rewrites the tables of docs/scale_plans.md
+    scripts/scale_plans.py                         # rewrites the tables of docs/scale.md
     scripts/scale_plans.py --show --price 4        # prints them instead, under other assumptions
 
 FLOPs are those of `mttrain/flops.py`, bytes those of `mttrain/memory.py`. What these cannot know
@@ -33,10 +33,10 @@ from mttrain.memory import (  # noqa: E402
     training_memory,
 )
 
-PAGE = PROJECT / "docs" / "scale_plans.md"
+PAGE = PROJECT / "docs" / "scale.md"
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 GPUS_PER_NODE = 8
-HALF, FULL = 2, 4  # bytes of a number in products, and of a gradient
+HALF, FULL = 2, 4  # bytes of a number in products, and of a weight or gradient
 BACKWARD_SHARE = 2 / 3  # of the time of an update, in which gradients can be exchanged
 
 
@@ -132,7 +132,7 @@ class Plan:
         around = (self.gpus - 1) / self.gpus
         speed = self.assumed.inside if self.nodes == 1 else self.assumed.between
         if self.sharded:  # weights gathered for forward and for backward, gradients scattered
-            return around * parameters * (2 * HALF + FULL) * self.accumulate / speed
+            return around * parameters * 3 * FULL * self.accumulate / speed
         return 2 * around * parameters * FULL / speed
 
     @property

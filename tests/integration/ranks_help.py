@@ -28,6 +28,7 @@ from mttrain.cli import main
 
 torch.set_default_dtype(torch.float64)
 ports, rank, update, number, deferred = sys.argv[1:6]
+exec(os.environ.get("BEFORE", ""))
 plain = mttrain.loop.Trainer._update
 first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
 
@@ -87,10 +88,12 @@ def run_ranks(
     ranks: int = 2,
     accident: Accident = NONE,
     deferred: bool = False,
+    before: str = "",
 ) -> list[tuple[int, str]]:
     """Exit status and stderr of each rank, after the trainings one after the other.
 
-    Whoever is still there at the limit is killed, and the test fails.
+    before: code that each rank runs first. Whoever is still there at the limit is killed, and the
+    test fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = _script(folder, configs)
@@ -102,7 +105,9 @@ def run_ranks(
         for rank in range(ranks):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
             environment = _environment(
-                MASTER_ADDR="127.0.0.1", **{name: str(value) for name, value in place.items()}
+                MASTER_ADDR="127.0.0.1",
+                BEFORE=before,
+                **{name: str(value) for name, value in place.items()},
             )
             with open(folder / f"rank-{rank}.err", "w") as err:
                 processes.append(
@@ -118,7 +123,7 @@ def run_ranks(
     return list(zip(statuses, texts, strict=True))
 
 
-def finish_ranks(folder: Path, configs: Sequence[RunConfig], **options: int) -> None:
+def finish_ranks(folder: Path, configs: Sequence[RunConfig], **options: object) -> None:
     """The same, where all is to go well."""
     for status, err in run_ranks(folder, configs, **options):  # type: ignore[arg-type]
         assert status == 0, err[-3000:]

@@ -133,7 +133,7 @@ def test_every_option_has_help(command: str, capsys: Capture) -> None:
         (["tokenize", "--vocab-size", "0", "x"], "error: tokenizer.vocab_size is 0"),
         (["tokenize", "x", "--separate"], "error: --separate needs both --source and --target."),
         (["tokenize", "--config", "x", "--separate"], "error: With --config its tokenizer.shared"),
-        (["train", "--config", "x", "--dry-run", "--fresh"], "error: --dry-run keeps nothing"),
+        (["train", "--config", "x", "--dry-run", "--fresh"], "error: --dry-run starts no run"),
         (["encode", "--model", "x", "--side", "source"], "error: x is one vocabulary: --side has"),
         (["tokenize", "x", "--source", "y"], "error: Give FILES"),
         (["tokenize", "x", "--set", "seed=2"], "error: --set changes a setting of --config"),

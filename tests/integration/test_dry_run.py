@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mttrain import autobatch
+from mttrain import autobatch, rehearsal
 from mttrain.cli import main
 from mttrain.config import RunConfig, dump_config
-from mttrain.rehearsal import PROBE_UPDATES, Timed, estimate, in_words
+from mttrain.rehearsal import PROBE_UPDATES, estimate, in_words
 from mttrain.runlog import read_log
 from mttrain.trainer import train
 from tests.integration.training_help import random_sentences, tiny_config, write_pairs
@@ -72,16 +72,78 @@ def test_says_what_training_does(tmp_path: Path, capsys: Capture) -> None:
     longer = config.model_copy(update={"train": config.train.model_copy(update={"max_epochs": 2})})
     found, err = dry_run(longer, tmp_path, capsys)
     before[str(tmp_path / "run.yaml")] = (tmp_path / "run.yaml").read_bytes()
-    assert files(tmp_path) == before
+    assert files(tmp_path) == before and found["encoded"]["reused"]
     assert found["estimate"]["updates_done"] == len(updates)
     left = found["estimate"]["seconds_left"] / found["estimate"]["epoch_seconds"]
     assert left == pytest.approx(1.0, abs=0.05) and f"from update {len(updates)} on" in err
 
 
+def test_text_is_encoded_once(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run threw away what it had encoded. A cache keeps it for the start; that of a run is
+    read, and never written to, not even where it is damaged or the cache lies in it."""
+    monkeypatch.setattr(rehearsal, "PROBE_UPDATES", 3)
+    config = prepared(tmp_path, count=50, max_steps=1, valid_every=1)
+    cached = with_cache(config, tmp_path / "cache")
+    assert not dry_run(cached, tmp_path, capsys)[0]["encoded"]["reused"]
+    assert not Path(config.run_dir).exists()
+    assert dry_run(cached, tmp_path, capsys)[0]["encoded"]["reused"]
+    inside = with_cache(config, Path(config.run_dir) / "cache")
+    assert not dry_run(inside, tmp_path, capsys)[0]["encoded"]["reused"]
+    assert not Path(config.run_dir).exists()
+    monkeypatch.undo()
+    for started in (cached, inside):
+        result = train(started, fresh=True)
+        records = {record["kind"]: record for record in read_log(result.run_dir / "log.jsonl")}
+        assert records["encoded"]["reused"] == (started is cached)
+    for data in (Path(config.run_dir) / "cache", tmp_path / "cache"):
+        assert len(list(data.glob("train-*.json"))) == 1
+    (path,) = (Path(config.run_dir) / "cache").glob("train-*.source.tokens")
+    (path.parent / f"{path.name.split('.')[0]}.lock").touch()
+    before = files(Path(config.run_dir))
+    assert dry_run(inside, tmp_path, capsys)[0]["encoded"]["reused"]
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    before[str(path)] = path.read_bytes()
+    assert not dry_run(inside, tmp_path, capsys)[0]["encoded"]["reused"]
+    assert files(Path(config.run_dir)) == before
+
+
+def with_cache(config: RunConfig, folder: Path) -> RunConfig:
+    data = config.data.model_copy(update={"cache_dir": str(folder)})
+    return config.model_copy(update={"data": data})
+
+
+def test_memory_is_that_of_a_process(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The estimate was that of one process alone: a model was called too large that eight share.
+    One that a single device cannot hold is not tried, and the rest is said all the same."""
+    monkeypatch.setattr(rehearsal, "PROBE_UPDATES", 3)
+    config = prepared(tmp_path)
+    alone, _ = dry_run(config, tmp_path, capsys)
+    count = alone["estimate"]["parameters"]
+    assert alone["memory"]["weights"] == 4 * count
+    again = {"parallel": "fsdp", "activation_checkpointing": True}
+    train_config = config.train.model_copy(update=again)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    shared, err = dry_run(config.model_copy(update={"train": train_config}), tmp_path, capsys)
+    assert shared["memory"]["weights"] == shared["memory"]["gradients"] == 4 * -(-count // 3)
+    assert shared["memory"]["activations"] < alone["memory"]["activations"]
+    assert "memory on each process, estimated" in err and shared["estimate"]["probe_updates"] > 0
+    monkeypatch.setattr(rehearsal, "free_memory", lambda device: 0)
+    untried, err = dry_run(config.model_copy(update={"train": train_config}), tmp_path, capsys)
+    assert "has no room for the whole model" in err
+    assert untried["estimate"]["epoch_seconds"] is None
+    assert untried["estimate"]["flops_per_epoch"] == alone["estimate"]["flops_per_epoch"]
+    assert dry_run(config, tmp_path, capsys)[0]["estimate"]["probe_updates"] > 0
+
+
 def test_tries_auto(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch that would be taken, found anew by each dry run, since it keeps nothing."""
     monkeypatch.setattr(autobatch, "_SECONDS", 0.0)
-    config = prepared(tmp_path, count=1500, batch_tokens="auto")
+    monkeypatch.setattr(rehearsal, "PROBE_UPDATES", 3)
+    config = prepared(tmp_path, count=2500, batch_tokens="auto")
     found, err = dry_run(config, tmp_path, capsys)
     assert f"train.batch_tokens auto: {found['batch_tokens']}, by speed" in err
     assert found["batch_tokens"] in (512, 1024) and not Path(config.run_dir).exists()
@@ -89,6 +151,7 @@ def test_tries_auto(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyP
 
 def test_under_torchrun(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process speaks for all: an epoch has half of the updates where two processes train."""
+    monkeypatch.setattr(rehearsal, "PROBE_UPDATES", 3)
     config = prepared(tmp_path)
     alone, _ = dry_run(config, tmp_path, capsys)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -105,7 +168,11 @@ def test_under_torchrun(tmp_path: Path, capsys: Capture, monkeypatch: pytest.Mon
 def test_times_by_hand(tmp_path: Path) -> None:
     """Two updates that prepare kernels are left out; the nearest limit ends training."""
     config = prepared(tmp_path, count=5, max_steps=1000, max_epochs=3, max_time="1h")
-    probe = [Timed(9.0, 1e9, 0.5), Timed(5.0, 1e9, 0.5), Timed(2.0, 1e9, 0.0), Timed(4.0, 2e9, 0.5)]
+    times = (9.0, 1e9, 0.5), (5.0, 1e9, 0.5), (2.0, 1e9, 0.0), (4.0, 2e9, 0.5)
+    probe = [
+        {"flops": flops, "flops_per_second": flops / seconds, "waiting": share}
+        for seconds, flops, share in times
+    ]
     found = estimate(config.train, probe, 100e9, 50, 20)
     assert found["epoch_seconds"] == 200.0 and found["flops_per_second"] == 5e8
     assert (found["limit"], found["seconds_left"]) == ("max_epochs", 200 / 50 * (3 * 50 - 20))

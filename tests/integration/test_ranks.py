@@ -23,6 +23,7 @@ from tests.integration.training_help import random_sentences, tiny_config, write
 
 STEPS = 50
 EXACT = {"rtol": 0.0, "atol": 1e-9}
+LATE: dict[str, Any] = {"precision": "fp16", "max_steps": 12, "log_every": 5}
 
 
 def copying(folder: Path, name: str, lines: list[str]) -> dict[str, str]:
@@ -82,6 +83,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             made.config("one", accumulate=2),
             made.config("uneven-one", made.uneven, rdrop, accumulate=2, max_steps=9),
             made.config("single-one", made.odd, accumulate=2, batch_tokens=4000, max_steps=9),
+            made.config("waiting", accumulate=2, **LATE),
         ],
         ranks=1,
     )
@@ -136,10 +138,7 @@ def test_goes_on_under_another_number_of_processes(runs: Runs) -> None:
 def test_steps_that_look_at_the_norm_themselves(runs: Runs) -> None:
     """What runs on GPUs, where nobody waits for the norm of the gradient: the same updates, with
     the scaler of fp16 on whole gradients and on shards."""
-    settings = {"precision": "fp16", "max_steps": 12, "log_every": 5}
-    waiting = runs.config("waiting", accumulate=2, **settings)
-    finish_ranks(runs.folder / "waiting-rank", [waiting], ranks=1)
-    late = [runs.config(f"late-{kind}", parallel=kind, **settings) for kind in ("ddp", "fsdp")]
+    late = [runs.config(f"late-{kind}", parallel=kind, **LATE) for kind in ("ddp", "fsdp")]
     finish_ranks(runs.folder / "late-ranks", late, deferred=True)
     for kind in ("ddp", "fsdp"):
         assert_same(runs.tensors("waiting", 12), runs.tensors(f"late-{kind}", 12))

@@ -7,6 +7,7 @@ gets its line in `LAYERS`; the reason for each layer is in CONTRIBUTING.md.
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import subprocess
 import sys
@@ -163,6 +164,7 @@ each_module = pytest.mark.parametrize("name", sorted(MODULES))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@functools.cache
 def tree(name: str) -> ast.Module:
     return ast.parse(MODULES[name].read_text(encoding="utf-8"), filename=str(MODULES[name]))
 

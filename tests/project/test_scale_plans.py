@@ -1,4 +1,4 @@
-"""The page of plans: brought up to date, and its arithmetic done again by hand."""
+"""The plans in docs/scale.md: brought up to date, and its arithmetic done again by hand."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def script() -> dict[str, Any]:
 
 def test_page_is_up_to_date(script: dict[str, Any]) -> None:
     """Figures of an earlier model or assumption; `scripts/scale_plans.py` renews the page."""
-    page = (PROJECT / "docs" / "scale_plans.md").read_text(encoding="utf-8")
+    page = (PROJECT / "docs" / "scale.md").read_text(encoding="utf-8")
     assert script["render"](page, script["Assumptions"]()) == page
     assert page.count("<!-- table:") == len(script["tables"](script["Assumptions"]())) == 3
 
 
 def test_every_assumption_is_named(script: dict[str, Any]) -> None:
-    page = (PROJECT / "docs" / "scale_plans.md").read_text(encoding="utf-8")
+    page = (PROJECT / "docs" / "scale.md").read_text(encoding="utf-8")
     for name in script["MEANING"]:
         assert f"| `--{name}` |" in page
 
@@ -58,6 +58,10 @@ def test_a_plan_by_hand(script: dict[str, Any]) -> None:
     assert plan.memory.weights == 4 * parameters and plan.memory.moments >= 8 * parameters
     slow = script["plans"](script["Assumptions"](launch=100.0))[4]  # four batches an update
     assert slow.seconds == 400.0
+    shared = script["plans"](script["Assumptions"](inside=1e10))[6]  # four batches an update
+    # `fully_shard` gathers float32, twice, and scatters float32; the page had 2 bytes of weights.
+    travels = 7 / 8 * 4 * 3 * 4 * shared.sizes.total
+    assert shared.sharded and shared.exchange == pytest.approx(travels / 1e10)
     network = script["plans"](script["Assumptions"](between=1.0, launch=0.0))[1]
     hidden = 2 / 3 * network.compute
     assert network.seconds == pytest.approx(network.compute + network.exchange - hidden)

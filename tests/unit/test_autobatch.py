@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mttrain import autobatch
-from mttrain.autobatch import FEWEST_UPDATES, LEAST, MARGIN, fastest, largest_safe, largest_useful
+from mttrain.autobatch import (
+    FEWEST_UPDATES,
+    LEAST,
+    MARGIN,
+    fastest,
+    in_turns,
+    largest_safe,
+    largest_useful,
+)
 from mttrain.config import load_config
 from mttrain.errors import ConfigError
 from mttrain.runlog import read_log
@@ -63,25 +73,99 @@ def test_no_larger_than_useful() -> None:
     assert max(tried) == 5_000
 
 
+def beside(speeds: dict[int, float], fades: float = 1.0) -> Callable[[Any], tuple[float, ...]]:
+    """Two of these speeds at a time, on a machine that slows down from one look to the next."""
+    looks = itertools.count()
+
+    def speeds_of(sizes: tuple[int, int]) -> tuple[float, ...]:
+        now = fades ** next(looks)
+        return tuple(now * speeds[size] for size in sizes)
+
+    return speeds_of
+
+
 def test_fastest_batch() -> None:
     """A larger batch that is faster by a hair was taken: fewer updates of the same text for it."""
     speeds = {512: 100.0, 1024: 150.0, 2048: 150.0 * (MARGIN - 0.01), 4096: 160.0, 8192: 90.0}
-    assert fastest(lambda n: speeds[n], 8192) == 4096
-    assert fastest(lambda n: speeds[n], 2048) == 1024
+    assert fastest(beside(speeds), 8192) == 4096
+    assert fastest(beside(speeds), 2048) == 1024
+    assert fastest(beside(speeds), 1000) == 512
     falling = {512: 100.0, 1024: 90.0, 2048: 80.0}  # larger ones are not asked for
-    assert fastest(lambda n: falling[n], 10**6) == 512
+    assert fastest(beside(falling), 10**6) == 512
     slow = {512: 150.0, 1024: 200.0}  # 2048 would take more than ten seconds
-    assert fastest(lambda n: slow[n], 10**6, longest=10.0) == 1024
+    assert fastest(beside(slow), 10**6, longest=10.0) == 1024
+
+
+def test_other_programs_do_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes were tried one after the other: on a machine that others begin to use meanwhile the
+    smallest won; one look that was disturbed decided."""
+    speeds = {512: 100.0, 1024: 110.0, 2048: 120.0, 4096: 120.0, 8192: 120.0}
+    assert fastest(beside(speeds, fades=0.8), 8192) == 2048
+    monkeypatch.setattr(autobatch, "_SECONDS", 0.0)
+    order: list[str] = []
+
+    def competitor(name: str, values: list[float]) -> Iterator[float]:
+        for value in values:
+            order.append(name)
+            yield value
+
+    one, two = competitor("A", [1.0, 70.0, 7.0, 69.0]), competitor("B", [999.0, 80.0, 81.0, 8.0])
+    assert in_turns([one, two]) == [69.0, 80.0]
+    assert "".join(order) == "AB" * 4  # the first values, of a cold start, do not count
+
+
+def a_probe(folder: Path, lengths: tuple[list[int], list[int]], **settings: Any) -> Any:
+    files = {"source": "a", "target": "b"}
+    config = tiny_config(folder, {"train": files, "valid": files}, **settings)
+    sides = [np.array(side, np.int32) for side in lengths]
+    return autobatch._Probe(config, (sides[0], sides[1]), (50, 50), torch.device("cpu"))
+
+
+def test_turns_hold_equally_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small batch a turn takes several updates: else it would find the caches full of what the
+    large one left. A batch holds at least a pair, and pairs no batch has room for count, too."""
+    probe = a_probe(tmp_path, ([600, 30, 30] * 40, [20] * 120), train={"accumulate": 2})
+    updates: list[list[Any]] = []
+    monkeypatch.setattr(probe, "_update", lambda group: not updates.append(group))
+    turns = probe.turns(512, 2048)
+    assert next(turns) > 0 and [len(group) for group in updates] == [2]
+    assert next(turns) > 0 and [len(group) for group in updates] == [2] * 5
+    shapes = {tuple(batch.source.shape) for group in updates for batch in group}
+    assert (1, 600) in shapes and all(n == 1 or n * length <= 512 for n, length in shapes)
+    assert probe.longest == 600
+    monkeypatch.setattr(probe, "_update", lambda group: False)
+    assert next(turns) == 0.0  # what does not fit has no speed
+
+
+def test_longest_pair_of_any_segmentation(tmp_path: Path) -> None:
+    """BPE-dropout makes pairs longer in another epoch than in the one that was looked at."""
+    plain = a_probe(tmp_path, ([9, 30, 8], [20, 4, 7]))
+    dropping = a_probe(tmp_path, ([9, 30, 8], [20, 4, 7]), tokenizer={"dropout": 0.1})
+    assert (plain.longest, dropping.longest) == (30, 64)
+
+
+def test_no_memory_for_the_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory may end behind the last backward, where no batch can be cut: such a size is too large,
+    and no fault of the program."""
+    probe = a_probe(tmp_path, ([30] * 50, [20] * 50))
+
+    def refuse() -> None:
+        raise torch.OutOfMemoryError("pretended")
+
+    group = [probe._batch([30], [20])]
+    assert probe._update(group)
+    monkeypatch.setattr(probe.updater.optimizer, "step", refuse)
+    assert not probe._update(group)
 
 
 def test_an_epoch_keeps_its_updates(tmp_path: Path) -> None:
     """Of a small corpus a large batch made an epoch of one update."""
     files = {"source": "a", "target": "b"}
     config = tiny_config(tmp_path, {"train": files, "valid": files}, train={"accumulate": 3})
-    source, target = np.full(5000, 30, np.int32), np.full(5000, 20, np.int32)
-    most = largest_useful(config, source, target, 2)
-    assert 5000 * 30 / (most * 3 * 2) >= FEWEST_UPDATES > 5000 * 30 / ((most + 256) * 3 * 2)
-    assert largest_useful(config, source[:10], target[:10], 2) == LEAST
+    cells = 5000 * 30
+    most = largest_useful(config, cells, 2)
+    assert cells / (most * 3 * 2) >= FEWEST_UPDATES > cells / ((most + 256) * 3 * 2)
+    assert largest_useful(config, 10 * 30, 2) == LEAST
 
 
 def corpus(folder: Path, pairs: int) -> dict[str, Any]:

@@ -71,9 +71,10 @@ def test_count_is_what_runs(changes: dict[str, Any], rdrop: float) -> None:
     products = model_products(model, vocab[1], rdrop=rdrop > 0)
     # Lengths above the shortest for which attention is padded (16); the last go past its fast path.
     for source, target in (([17, 20, 19], [23, 18, 5]), ([131, 20], [30, 33]), ([20], [140])):
-        sums = LengthSums.padded(len(source), max(source), max(target))
-        expected = products.forward(sums, sum(target)), products.training(sums, sum(target))
-        assert counted(model, vocab, source, target, rdrop) == expected
+        full = ([max(side)] * len(side) for side in (source, target))
+        sums = LengthSums.of(*full)
+        forward = products.forward(sums, sum(target))
+        assert counted(model, vocab, source, target, rdrop) == (forward, 3 * forward)
 
 
 def test_sums_of_a_corpus() -> None:
@@ -86,7 +87,6 @@ def test_sums_of_a_corpus() -> None:
         for s, t in zip(source.tolist(), target.tolist(), strict=True)
     ]
     assert products.training(LengthSums.of(source, target)) == sum(each)
-    assert LengthSums.padded(3, 5, 7) == LengthSums.of([5] * 3, [7] * 3)
 
 
 def test_six_per_parameter() -> None:

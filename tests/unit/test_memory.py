@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mttrain.compiling import prepare_layers
 from mttrain.config import ModelConfig
 from mttrain.dataset import Batch
 from mttrain.distributed import World
@@ -18,6 +20,7 @@ from mttrain.memory import (
     Memory,
     Setting,
     Sizes,
+    _decoder_layer,
     attention_kernel,
     saved_activations,
     training_memory,
@@ -32,8 +35,9 @@ LONG = BatchShape(3, 133, 140)  # beyond the fast path of a CPU: what a GPU comp
 SHORT = BatchShape(5, 21, 17)
 
 
-def kept(step: StepModule, shape: BatchShape, half: bool) -> int:
-    """Bytes of all memory that autograd keeps of a step, each block once, parameters not."""
+def kept(step: StepModule, shape: BatchShape, half: bool, keep: list[Any] | None = None) -> int:
+    """Bytes of all memory that autograd keeps of a step, each block once, parameters not; keep:
+    takes the step and its tensors."""
     blocks: dict[int, tuple[int, Tensor]] = {}
     own = {p.untyped_storage().data_ptr() for p in step.parameters()}
 
@@ -50,6 +54,8 @@ def kept(step: StepModule, shape: BatchShape, half: bool) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), low:
         sums = step(source, target.clone(), target)
     assert sums.smoothed.requires_grad
+    if keep is not None:
+        keep += [tensor for _, tensor in blocks.values()] + [sums.smoothed]
     return sum(size for size, _ in blocks.values())
 
 
@@ -87,6 +93,37 @@ def test_activations_of_half_precision(activation: Any, norm: Any) -> None:
     setting = Setting(model, 50, 50, narrow=2)
     found = saved_activations(setting, LONG) + weight_copies(setting)
     assert kept(step, LONG, half=True) == found
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_activations_that_wait_for_recomputing(half: bool) -> None:
+    """Of layers that are computed again their inputs are kept, by Python and not by autograd: all
+    tensors that a forward pass leaves, but for the pass itself and tables of random numbers. The
+    encoder's last layer was counted once more for each layer of the decoder."""
+    model = ModelConfig.model_validate(SMALL)
+    built = Transformer(model, 50, 50).train()
+    built = built if half else built.double()
+    prepare_layers(built, torch.device("cpu"), None, recompute=True)
+    step = StepModule(built, 0.1)
+    before = {id(tensor) for tensor in living()}
+    autograds = kept(step, LONG, half, keep=(held := []))
+    known = {tensor.untyped_storage().data_ptr() for tensor in held}
+    others = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in living()
+        if id(tensor) not in before and tensor.dtype != torch.int16
+    }
+    left = sum(size for place, size in others.items() if place not in known)
+    sizes = (4, 2) if half else (8, 8)
+    setting = Setting(model, 50, 50, wide=sizes[0], narrow=sizes[1], recompute=True)
+    found = saved_activations(setting, LONG) - _decoder_layer(setting, LONG)  # one at a time
+    if half:  # and that layer's copy of what the encoder says
+        found -= 2 * LONG.rows * LONG.source * model.d_model
+    assert found <= autograds + left <= found + 64  # some single numbers
+
+
+def living() -> list[Tensor]:
+    return [item for item in gc.get_objects() if type(item) is Tensor]
 
 
 def test_state_is_what_the_optimiser_holds(tmp_path: Any) -> None:
@@ -134,6 +171,19 @@ def test_sharing_and_recomputing_take_less() -> None:
     assert shared.weights == -(-plain.weights // 8 // 4) * 4 and shared.copies > plain.copies
     twice = Setting(model, 500, 500, recompute=True)
     assert saved_activations(twice, shape) < plain.activations / 5
+
+
+def test_gathered_layers_are_in_full_precision() -> None:
+    """Under autocast the weights of a layer travel and lie as they are trained, in 4 bytes; the
+    plan had 2. What is no layer is gathered for the whole pass; of layers, two."""
+    model = ModelConfig.model_validate({**SMALL, "tie": "all"})
+    total, encoder, decoder, _ = Sizes.of(model, 50, 50)
+    plain, shared = (
+        training_memory(Setting(model, 50, 50, narrow=2, shards=shards), SHORT).copies
+        for shards in (1, 4)
+    )
+    gathered = total - 2 * encoder - 3 * decoder + 2 * decoder
+    assert shared - plain == gathered * (4 + 4)
 
 
 def test_text() -> None:
