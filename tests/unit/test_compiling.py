@@ -110,8 +110,9 @@ def test_without_a_compiler_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.parametrize(
     ("backend", "recompute"),
     [
+        ("eager", True),
         pytest.param("aot_eager", False, marks=pytest.mark.slow),
-        ("aot_eager", True),
+        pytest.param("aot_eager", True, marks=pytest.mark.slow),
         pytest.param("inductor", False, marks=pytest.mark.slow),
         pytest.param("inductor", True, marks=pytest.mark.slow),
     ],
@@ -119,8 +120,8 @@ def test_without_a_compiler_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_compiled_layers_compute_the_same_and_are_few(backend: str, recompute: bool) -> None:
     """The same masks and, up to rounding, the same gradients; sizes do not multiply the code: one
     piece for the encoder's layers and one for the decoder's, however many there are. Around the
-    compiled code, computing again met other code than before. aot_eager makes the same graphs and
-    interprets them."""
+    compiled code, computing again met other code than before. eager and aot_eager make the same
+    graphs and interpret them."""
     if backend == "inductor" and shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
     torch._dynamo.reset()
