@@ -226,7 +226,7 @@ def consistent_loss(
 
     hidden [2B, T, D]: B sentences and the same again, targets [B, T]. smoothed: the mean of the
     losses of both passes + consistency / 4 * (KL(p1|p2) + KL(p2|p1)), half of what the paper adds
-    up; nll and correct are means of both; tokens are counted once.
+    up; nll and correct are means of both; tokens are counted once. `rows` as for `smoothed_loss`.
     """
     both = hidden.reshape(2, -1, hidden.shape[-1])
     return _sums(both, weight, targets, smoothing, consistency, pad_id, rows)
