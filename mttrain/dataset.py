@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -284,8 +285,10 @@ def _quiet_worker(parent: int, _: int) -> None:
     """Signals are the parent's affair: it stops its workers, and one traceback is enough.
 
     A worker ends with its parent at once. torch's own look whether it is there, every five seconds,
-    and take for it whoever is when they are ready: a kill before that left them for ever.
+    and take for it whoever is when they are ready: a kill before that left them for ever. Until it
+    has ended, the thread that hands tensors over may see a parent that went away in mid-sentence.
     """
+    sys.excepthook = _without_lost_parents
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
@@ -295,6 +298,14 @@ def _quiet_worker(parent: int, _: int) -> None:
             there = (process := multiprocessing.parent_process()) is None or process.is_alive()
         if not there:
             os._exit(1)
+
+
+def _without_lost_parents(
+    kind: type[BaseException], error: BaseException, where: TracebackType | None
+) -> None:
+    """What a worker says of an error that nobody caught: nothing if a connection was cut."""
+    if not issubclass(kind, EOFError | ConnectionError):
+        sys.__excepthook__(kind, error, where)
 
 
 def _pad(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import multiprocessing
 import os
 import pickle
 import resource
 import subprocess
 import sys
 from collections import Counter
+from multiprocessing import resource_sharer
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -497,6 +500,28 @@ def test_validation_covers_all_pairs(
     batches = list(batch_loader(dataset, TokenBatchSampler(plan)))
     assert sorted(i for batch in batches for i in batch.indices) == list(range(10))
     assert sum(batch.target_tokens for batch in batches) == dataset.target_lengths.sum()
+
+
+def cut_off(examples: list[Example]) -> Batch:
+    """Collate in a worker that a parent asks for a tensor and leaves before it is handed over."""
+    left, kept = (resource_sharer.DupFd(1) for _ in range(2))
+    Client(left._id[0], authkey=multiprocessing.current_process().authkey).close()
+    os.close(kept.detach())  # served after the one that went away
+    return collate(examples)
+
+
+def test_a_parent_that_leaves_a_worker_is_not_a_traceback(
+    tmp_path: Path,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """R20: killed while it took a batch, a run left the traceback of its worker as last words."""
+    dataset = encoded(simple(tmp_path, [3] * 4), tokenizers, tmp_path / "store")
+    monkeypatch.setattr("mttrain.dataset.collate", cut_off)
+    loader = batch_loader(dataset, TokenBatchSampler(plan_of(dataset)), workers=1)
+    assert sorted(i for batch in loader for i in batch.indices) == list(range(4))
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
