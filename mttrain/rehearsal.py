@@ -122,9 +122,10 @@ def estimated_memory(parts: Parts, plan: EpochPlan, shards: int) -> Memory:
 
 def _largest(parts: Parts, plan: EpochPlan) -> list[BatchShape]:
     """The batch of most positions and the one of most pairs of positions."""
-    rows = np.diff(plan.starts)
+    starts = np.sort(plan.begins)
+    rows = np.diff(starts, append=len(plan.order))
     source, target = (
-        np.maximum.reduceat(side[plan.order], plan.starts[:-1]).astype(np.int64)
+        np.maximum.reduceat(side[plan.order], starts).astype(np.int64)
         for side in parts.dataset.lengths(0)
     )
     sizes = rows * (source + target), rows * np.maximum(source, target) ** 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -31,14 +32,23 @@ pairs_of_lengths = st.lists(
 )
 
 
-@given(pairs_of_lengths, st.integers(1, 200), st.integers(0, 2**63), st.integers(0, 1000))
+@given(
+    pairs_of_lengths,
+    st.integers(1, 200),
+    st.integers(0, 2**63),
+    st.integers(0, 1000),
+    st.sampled_from([2, 7, 1 << 20]),
+)
 def test_budget_holds_on_both_sides_and_every_pair_comes_once(
-    pairs: list[tuple[int, int]], budget: int, seed: int, epoch: int
+    pairs: list[tuple[int, int]], budget: int, seed: int, epoch: int, part: int
 ) -> None:
     """D04, D05, D06: a batch that passes the budget once padded, a pair lost in the tail, or an
-    empty batch for a pair that is larger than the budget."""
+    empty batch for a pair that is larger than the budget; planned at once or in parts."""
     source, target = np.array(pairs).T
-    plan = plan_epoch(seed, epoch, source, target, batch_tokens=budget)
+    with patch("mttrain.batching._PART", part):
+        plan = plan_epoch(seed, epoch, source, target, batch_tokens=budget)
+    cells = sum(len(b) * (max(source[b]) + max(target[b])) for b in batches(plan))
+    assert plan.padding == pytest.approx(1 - (source.sum() + target.sum()) / cells)
     assert sorted(plan.order) == list(range(len(pairs)))
     for number, batch in enumerate(batches(plan)):
         assert batch, "a batch without rows"
@@ -69,14 +79,14 @@ def test_batches_cannot_take_another_pair() -> None:
     """A cut that is too timid wastes the budget: no two neighbours of a sorted run fit together."""
     source, target = np.full(100, 7), np.full(100, 5)
     plan = plan_epoch(3, 0, source, target, batch_tokens=64)
-    assert sorted(np.diff(plan.starts)) == [1, *[9] * 11]
+    assert sorted(plan.ends - plan.begins) == [1, *[9] * 11]
 
 
 def test_fixed_number_of_sentences() -> None:
     """D06: 10 pairs in batches of 4 were two batches, and two pairs were never seen."""
     source, target = lengths(10)
     plan = plan_epoch(1, 0, source, target, batch_size=4)
-    assert sorted(np.diff(plan.starts)) == [2, 4, 4]
+    assert sorted(plan.ends - plan.begins) == [2, 4, 4]
     assert sorted(plan.order) == list(range(10))
 
 
@@ -109,7 +119,8 @@ def test_companions_change_and_padding_stays_low() -> None:
     batch_of = []
     for plan in plans[:2]:
         where = np.empty(len(source), dtype=np.int64)
-        where[plan.order] = np.repeat(np.arange(len(plan)), np.diff(plan.starts))
+        for number, batch in enumerate(batches(plan)):
+            where[batch] = number
         batch_of.append(where)
     shared = [
         np.bincount(batch_of[1][plans[0].batch(i)]).max() / len(plans[0].batch(i))
@@ -262,9 +273,25 @@ def test_plan_makes_no_object_for_a_pair() -> None:
     """D13: lists of a million Python integers are copied page by page into forked workers."""
     source, target = lengths(200_000)
     plan = plan_epoch(1, 0, source, target, batch_tokens=25_000)
-    arrays = (plan.order, plan.starts, plan.source_tokens, plan.target_tokens)
+    arrays = (plan.order, plan.begins, plan.ends, plan.source_tokens, plan.target_tokens)
     assert all(array.dtype == np.int64 for array in arrays)
-    assert len(plan.order) == 200_000 and plan.starts[-1] == 200_000
+    assert len(plan.order) == 200_000 and max(plan.ends) == 200_000
+
+
+def test_parts_are_samples_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that are runs of the corpus would never put its first file beside its last; a fixed
+    number of them would part two pairs for ever."""
+    monkeypatch.setattr("mttrain.batching._PART", 1000)
+    source, target = lengths(8000)
+    numbers = set()
+    for epoch in range(12):
+        plan = plan_epoch(1, epoch, source, target, batch_tokens=512)
+        shares = [np.mean(np.array(batch) < 4000) for batch in batches(plan) if len(batch) >= 16]
+        assert 0.45 < np.mean(shares) < 0.55 and np.std(shares) < 0.15
+        batch = np.sort(plan.batch(int(np.argmax(plan.ends - plan.begins))))
+        numbers.add(int(np.gcd.reduce(np.diff(batch))))
+        assert plan.padding < 0.12
+    assert numbers <= set(range(8, 16)) and len(numbers) > 3
 
 
 # ---- mixing -----------------------------------------------------------------------------------
