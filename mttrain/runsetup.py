@@ -49,6 +49,7 @@ from mttrain.rundir import (
 )
 from mttrain.runlog import RunLog
 from mttrain.shards import is_pattern
+from mttrain.storefiles import NO_LOCKS
 from mttrain.tokenizer import Tokenizer, train_tokenizer
 
 CONFIG = "config.yaml"
@@ -229,6 +230,14 @@ def _locked(run_dir: Path) -> IO[str]:
             f"run_dir {run_dir} is in use by another training (process {owner}); wait for it, or "
             "choose another run_dir."
         ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            lock.close()
+            raise
+        RunLog(None).say(
+            f"warning: run_dir {run_dir} is on a file system without locks; nothing keeps a second "
+            "training out of it."
+        )
     _locks.add(lock)
     try:
         lock.truncate(0)

@@ -41,7 +41,7 @@ _ABANDONED = 24 * 3600  # seconds after which what a killed encoder has left is 
 _LOOK = 0.2  # seconds between two looks at a lock
 _UNFINISHED = re.compile(r"(train|valid|test)-[0-9a-f]{16}\.partial(-.*)?", re.DOTALL)
 # What a file system says that knows no locks.
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def part_names(words: bool) -> list[str]:
@@ -134,7 +134,7 @@ def _locked(path: Path, waits: Callable[[], None] | None) -> IO[bytes] | None:
                 return lock
         except OSError as error:
             lock.close()
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise
             path.unlink(missing_ok=True)
             return None

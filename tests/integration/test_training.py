@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
 import os
@@ -360,6 +362,19 @@ def test_second_training_in_one_directory_is_refused(tmp_path: Path) -> None:
     with make_run_dir(config, fresh=False), pytest.raises(ConfigError, match=message):
         train(config)
     train(config)
+
+
+def test_run_on_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some cluster file systems know no flock: "cannot write there" was said of a good one."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    train(tiny_config(tmp_path, copy_data(tmp_path)))
+    assert capsys.readouterr().err.count("on a file system without locks") == 1
 
 
 def test_changes_of_a_finished_run_are_named_and_not_written(
