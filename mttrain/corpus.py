@@ -33,7 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Literal, TypeVar, cast
 
-from mttrain.errors import DataError, unequal_lines
+from mttrain.errors import DataError, WriteError, unequal_lines
 
 TextPath = str | os.PathLike[str]
 Item = TypeVar("Item")
@@ -359,7 +359,7 @@ def _refusal(path: Path | None, error: OSError) -> Exception:
         folder = path.parent if not path.parent.exists() else Path(os.path.realpath(path)).parent
         if not folder.exists():
             reason = f"the folder {folder} does not exist; make it first"
-    return DataError(f"{name}: cannot write it: {reason}.")
+    return WriteError(f"{name}: cannot write it: {reason}.")
 
 
 @contextlib.contextmanager

@@ -333,6 +333,7 @@ def encode_corpus(
     directory: Path,
     *,
     words: bool = False,
+    trusted: bool = False,
     progress: Callable[[int], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> EncodedCorpus:
@@ -353,6 +354,7 @@ def encode_corpus(
         directory,
         rules=rules,
         words=words and training,
+        trusted=trusted,
         progress=progress,
         say=say,
     )

@@ -5,6 +5,7 @@
     +-- MissingDependency       2   an optional package is not installed
     +-- DataError               3   a text file is missing, not UTF-8, empty or not parallel
     |   +-- TokenizerError      3   a tokenizer file is missing, damaged or of another kind
+    |   +-- WriteError          3   a file cannot be written
     +-- CheckpointError         4   a model or checkpoint is missing, damaged or does not fit
     +-- TrainingError           5   training diverged
 
@@ -43,6 +44,10 @@ class DataError(MttrainError):
 
 class TokenizerError(DataError):
     """A tokenizer file is missing, damaged, or lacks the fixed special ids."""
+
+
+class WriteError(DataError):
+    """A file cannot be written: no room, no right, no folder. What is read is not at fault."""
 
 
 class CheckpointError(MttrainError):

@@ -92,8 +92,9 @@ class Sharded(Parallel):
     sharded = True
 
     def __init__(self, model: Transformer, world: World, make_step: MakeStep) -> None:
-        self.model = model
-        self.trained = copy.deepcopy(model)
+        # Copied where there is room: `fully_shard` takes one layer at a time to the device.
+        self.trained = copy.deepcopy(model.cpu())
+        self.model = model.to(world.device)
         mesh = init_device_mesh(world.device.type, (dist.get_world_size(),))
         layers = [*self.trained.encoder.layers, *self.trained.decoder.layers]
         for layer in layers:

@@ -165,6 +165,7 @@ class Run:
                 split,
                 directory,
                 words=drop > 0,
+                trusted=not self.world.is_main,  # rank 0 has looked, and the others wait for it
                 progress=progress,
                 say=self._say,
             )
@@ -217,7 +218,7 @@ class Run:
                 self._validate(self.trainer.progress)
                 self.scores = {}  # no checkpoint of this run has them
             return
-        bundle = load_model(folder, self.world.device)
+        bundle = load_model(folder, torch.device("cpu"))  # not beside the model on a GPU
         self._check_same_text(bundle.meta, folder)
         check_tokenizers(bundle.meta, self.tokenizers, folder)
         copy_weights(self.model, dict(bundle.model.named_parameters()))

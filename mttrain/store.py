@@ -34,7 +34,7 @@ from mttrain.encoding import (
     id_type,
     processes_for,
 )
-from mttrain.errors import DataError
+from mttrain.errors import DataError, WriteError
 from mttrain.pairrules import PairRules
 from mttrain.pairs import ParallelText
 from mttrain.storefiles import (
@@ -139,6 +139,7 @@ def open_store(
     *,
     rules: dict[str, Any],
     words: bool = False,
+    trusted: bool = False,
     progress: Callable[[int], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> EncodedCorpus:
@@ -146,6 +147,7 @@ def open_store(
 
     Of several processes that want the same store one makes it, and the others wait. `rules` are the
     arguments of `PairRules`. `words`: store also the words of each pair, for BPE-dropout.
+    `trusted`: another process has just opened it; it is not read once more to look for damage.
     `progress` is called with the number of pairs read so far; `say` is told what takes its time.
     DataError: files missing, not UTF-8, out of step or changed meanwhile; no pair left; disk full.
     """
@@ -153,7 +155,7 @@ def open_store(
     key = wanted.key()
     index_path = directory / f"{split}-{key[:16]}.json"
     weights = tuple(text.weight for text in corpora for _ in text.shards())
-    index = _read_index(index_path, key, words)
+    index = _read_index(index_path, key, words, trusted)
     if index is not None and not left_over(index_path):
         return EncodedCorpus(index_path, index, weights, reused=True)
     say = say or (lambda _: None)
@@ -239,7 +241,7 @@ def _made(
         atomic_write_text(index_path, json.dumps(content, indent=1) + "\n")
         sync_directory(index_path.parent)
     except DataError as error:
-        if not isinstance(error, EncoderLost):
+        if not isinstance(error, EncoderLost | WriteError):
             shutil.rmtree(folder, ignore_errors=True)
         raise
     return index
@@ -310,7 +312,9 @@ def _tasks(
 # ---- reading the store ------------------------------------------------------------------------
 
 
-def _read_index(index_path: Path, key: str, words: bool) -> dict[str, Any] | None:
+def _read_index(
+    index_path: Path, key: str, words: bool, trusted: bool = False
+) -> dict[str, Any] | None:
     """The index of a whole store with this key, or None when it has to be made (again)."""
     try:
         index = json.loads(index_path.read_bytes())
@@ -318,7 +322,7 @@ def _read_index(index_path: Path, key: str, words: bool) -> dict[str, Any] | Non
             return None
         names = part_names(words)
         paths = [part_path(index_path, name) for name in names]
-        if not are_whole(paths, [index["files"][name] for name in names]):
+        if not trusted and not are_whole(paths, [index["files"][name] for name in names]):
             return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None

@@ -39,12 +39,13 @@ def opened(
     directory: Path,
     progress: Callable[[int], None] | None = None,
     say: Callable[[str], None] | None = None,
+    trusted: bool = False,
 ) -> EncodedCorpus:
     """The store in `directory` of the corpus "all" in `folder`, with all that a store can hold."""
     text = ParallelText((str(folder / "all.en"), str(folder / "all.de")), ("en", "de"))
     return open_store(
         [text], both(folder), "train", directory, rules=RULES, words=True, progress=progress,
-        say=say,
+        say=say, trusted=trusted,
     )  # fmt: skip
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mttrain import encoding, storefiles, storewriter
+from mttrain import corpus, encoding, store, storefiles, storewriter
 from mttrain.config import CorpusConfig, DataConfig
 from mttrain.dataset import TranslationDataset, encode_corpus
-from mttrain.errors import DataError
+from mttrain.errors import DataError, WriteError
 from mttrain.pairrules import PairRules
 from mttrain.storefiles import are_whole, fingerprints, maker, map_array
 from mttrain.storewriter import StoreWriter, store_writer
@@ -159,6 +159,39 @@ def test_interrupt_inside_a_block(
         opened(folder, tmp_path)
     opened(folder, tmp_path)
     assert content(tmp_path) == whole
+
+
+def test_full_disk_keeps_what_was_done(
+    folder: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that was full when the journal was written, or still full at the next start, as
+    torchrun makes one by itself, cost hours of encoding."""
+    plain, left = corpus.atomic_write_bytes, itertools.count(-3)
+
+    def full(path: Path, data: bytes) -> None:
+        if path.parent.suffix == ".partial" and next(left) >= -1:
+            raise WriteError(f"{path}: cannot write it: No space left on device.")
+        plain(path, data)
+
+    monkeypatch.setattr(storewriter, "COMMIT_EVERY", 0.0)
+    monkeypatch.setattr(corpus, "atomic_write_bytes", full)
+    for _ in range(2):
+        with pytest.raises(WriteError):
+            opened(folder, tmp_path)
+    monkeypatch.undo()
+    seen: list[int] = []
+    opened(folder, tmp_path, seen.append)
+    assert seen[0] > 4096 and content(tmp_path) == whole
+
+
+def test_a_trusted_store_is_not_read_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 32 processes of a job read all of the text for its checksums, over one network."""
+    opened(folder, tmp_path)
+    monkeypatch.setattr(store, "are_whole", lambda *_: False)
+    assert opened(folder, tmp_path, trusted=True).reused
+    assert not opened(folder, tmp_path).reused
 
 
 def test_changed_text_is_encoded_anew(folder: Path, tmp_path: Path) -> None:
