@@ -101,11 +101,10 @@ def plan_epoch(
         part = np.arange(first, total, count) if pairs is None else pairs[first::count]
         part = part[_by_length(words, source[part], target[part])]
         one, two = source[part], target[part]
-        if batch_size is not None:
-            starts = np.append(np.arange(0, len(part), batch_size), len(part))
-        else:
-            assert batch_tokens is not None
+        if batch_tokens is not None:
             starts = _cut(np.maximum(one, two), batch_tokens)
+        else:
+            starts = np.append(np.arange(0, len(part), batch_size or len(part)), len(part))
         order[begin : begin + len(part)] = part
         tables.append(_table(begin, starts, one, two))
         begin += len(part)

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -300,12 +299,10 @@ def _quiet_worker(parent: int, _: int) -> None:
             os._exit(1)
 
 
-def _without_lost_parents(
-    kind: type[BaseException], error: BaseException, where: TracebackType | None
-) -> None:
+def _without_lost_parents(kind: type[BaseException], *rest: Any) -> None:
     """What a worker says of an error that nobody caught: nothing if a connection was cut."""
     if not issubclass(kind, EOFError | ConnectionError):
-        sys.__excepthook__(kind, error, where)
+        sys.__excepthook__(kind, *rest)
 
 
 def _pad(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

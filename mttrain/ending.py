@@ -84,12 +84,6 @@ def candidates(
     """What may be the result of a run; the best single checkpoint comes first."""
     folder = run_dir / "checkpoints"
 
-    def single(name: str) -> Candidate:
-        def weights() -> Mapping[str, Tensor]:
-            return dict(load_model(folder / name).model.named_parameters())
-
-        return Candidate(name, (name,), weights)
-
     def mean(name: str, members: list[str]) -> Candidate:
         paths = [folder / member for member in members]
         return Candidate(name, tuple(members), lambda: average_checkpoints(paths))
@@ -97,7 +91,7 @@ def candidates(
     singles = _singles(index)
     first = singles[0] if singles else index.last
     assert first is not None  # training ends with a validation, and so with a checkpoint
-    found = [single(first)]
+    found = [mean(first, [first])]
     last = validated(run_dir, index)[-train.average :] if train.average else []
     best = averaged_best(index, train)
     if train.average_of != "best" and len(last) > 1:
@@ -193,10 +187,8 @@ class Ending:
 
     def test(self, best: str, text: tuple[list[str], list[str]]) -> list[Score]:
         """Translate and score the test set with the best checkpoint and the decode settings."""
-        copy_weights(
-            self.model,
-            dict(load_model(self.run_dir / "checkpoints" / best).model.named_parameters()),
-        )
+        bundle = load_model(self.run_dir / "checkpoints" / best)
+        copy_weights(self.model, dict(bundle.model.named_parameters()))
         corpus = self.config.data.test
         assert corpus is not None, "there is a text of it"
         validator = Validator(self.config, self.tokenizers, corpus, text, self.world)

@@ -221,33 +221,34 @@ def _locked(run_dir: Path) -> IO[str]:
     """An exclusive lock that the system lets go when the process ends, however it ends."""
     lock = open(run_dir / LOCK, "a+", encoding="utf-8")  # noqa: SIM115  # open as long as the run
     try:
+        _lock(lock, run_dir)
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            lock.close()
+        raise
+    _locks.add(lock)
+    return lock
+
+
+def _lock(lock: IO[str], run_dir: Path) -> None:
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
-        owner = lock.read().strip()
-        lock.close()
         raise ConfigError(
-            f"run_dir {run_dir} is in use by another training (process {owner}); wait for it, or "
-            "choose another run_dir."
+            f"run_dir {run_dir} is in use by another training (process {lock.read().strip()}); "
+            "wait for it, or choose another run_dir."
         ) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
-            lock.close()
             raise
         RunLog(None).say(
             f"warning: run_dir {run_dir} is on a file system without locks; nothing keeps a second "
             "training out of it."
         )
-    _locks.add(lock)
-    try:
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-    except OSError:
-        with contextlib.suppress(OSError):
-            lock.close()
-        raise
-    return lock
 
 
 _locks: weakref.WeakSet[IO[str]] = weakref.WeakSet()

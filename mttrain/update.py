@@ -243,9 +243,7 @@ class Updater:
                 raise TrainingError(
                     f"out of memory in update {update}, at a batch of {rows} pairs of up to "
                     f"{longest} subwords ({', '.join(map(self.locate, failed.indices[:3]))}"
-                    f"{', ...' if rows > 3 else ''}). Lower train.batch_tokens and raise "
-                    "train.accumulate instead, and start with --fresh: the plan of the batches "
-                    "changes."
+                    f"{', ...' if rows > 3 else ''}). {self._room()}"
                 )
             # A backward that was cut short has left gradients behind: all of it once more.
             self._forget()
@@ -253,6 +251,19 @@ class Updater:
                 torch.cuda.empty_cache()
             pieces *= 2
         return pieces
+
+    def _room(self) -> str:
+        """What makes room: first what a run that has begun can still change."""
+        ways = {
+            "train.activation_checkpointing: true": self.config.train.activation_checkpointing,
+            "train.parallel: fsdp": self.world.size == 1 or self.parallel.sharded,
+        }
+        left = " and ".join(way for way, taken in ways.items() if not taken)
+        first = f"Go on with {left}; or lower" if left else "Lower"
+        return (
+            f"{first} train.batch_tokens and raise train.accumulate instead, and start with "
+            "--fresh: the plan of the batches changes."
+        )
 
     def _attempt(
         self, group: Sequence[Batch], divisor: int, update: int, pieces: int

@@ -109,12 +109,20 @@ def test_unpacks_the_real_corpus(tmp_path: Path) -> None:
 
 # ---- Slurm ------------------------------------------------------------------------------------
 
-# What `srun` is given is what it runs; `scontrol` knows two nodes and writes down what it is asked.
+# `srun` writes down what it is to run, and like the real one kills that when it is told to end;
+# `scancel` reaches what it runs; `scontrol` knows two nodes and writes down what it is asked.
 SRUN = """#!/usr/bin/env bash
 echo "${SRUN_CPUS_PER_TASK:-1} CPUs: $*" > asked
-trap 'echo told >> asked; exit 143' TERM
+trap 'echo killed >> asked; exit 137' TERM
 touch started
-for _ in $(seq 600); do [[ -e end ]] && exit 7; sleep 0.1; done
+for _ in $(seq 600); do
+    if [[ -e end ]]; then exit 7; fi
+    if [[ -e told ]]; then echo "saved" >> asked; exit 143; fi
+    sleep 0.1
+done
+"""
+SCANCEL = """#!/usr/bin/env bash
+[[ "$*" == "--signal=TERM 123.0" ]] && touch told
 """
 SCONTROL = """#!/usr/bin/env bash
 if [[ $1 == show ]]; then printf 'node7\\nnode8\\n'; else echo "$*" > requeued; fi
@@ -123,7 +131,7 @@ if [[ $1 == show ]]; then printf 'node7\\nnode8\\n'; else echo "$*" > requeued; 
 
 def start_job(folder: Path) -> subprocess.Popen[str]:
     """The batch script on a machine that pretends to be a cluster, once its step has begun."""
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+    for name, text in (("srun", SRUN), ("scancel", SCANCEL), ("scontrol", SCONTROL)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     environment = {
@@ -164,5 +172,5 @@ def test_slurm_job_is_queued_again_when_its_time_ends(tmp_path: Path) -> None:
     job.send_signal(signal.SIGUSR1)
     job.communicate(timeout=60)
     assert job.returncode == 0
-    assert (tmp_path / "asked").read_text().endswith("told\n")
+    assert (tmp_path / "asked").read_text().endswith("\nsaved\n")
     assert (tmp_path / "requeued").read_text() == "requeue 123\n"
