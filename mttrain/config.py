@@ -344,8 +344,7 @@ class RunConfig(Section):
                     f"to the {optim.schedule} schedule; lower both, or raise train.max_steps",
                 )
         if train.init_from is not None:
-            names = ("vocab_size", "level", "path", "source_path", "target_path")
-            for name in self.tokenizer.changed(*names):
+            for name in self.tokenizer.changed("level", "path", "source_path", "target_path"):
                 yield Problem(
                     (f"tokenizer.{name}", "train.init_from"),
                     "has no effect with train.init_from, whose vocabulary is kept; remove it",

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from safetensors.torch import load_file
 
 from mttrain.checkpoint import (
@@ -25,7 +26,7 @@ from mttrain.checkpoint import (
     resolve_model,
     verify,
 )
-from mttrain.config import OF_TRAINING, ModelConfig, RunConfig, parse_config
+from mttrain.config import OF_TRAINING, RunConfig, parse_config
 from mttrain.errors import CheckpointError, ConfigError
 from mttrain.rundir import SHARED, WEIGHTS
 
@@ -47,33 +48,36 @@ def with_origin(config: RunConfig, begun: RunConfig | None) -> RunConfig:
             "run_dir: the first model stays as it is."
         )
     if begun is not None:
-        model, shared = begun.model, begun.tokenizer.shared
+        model = begun.model
+        vocabulary = begun.tokenizer.model_dump(include={"shared", "vocab_size"})
     else:
         folder = origin_folder(config)
         model = model_settings(folder, read_meta(folder))
-        shared = (folder / SHARED).exists()
-    asked, problems = config.model, []
-    for name in sorted(asked.model_fields_set - set(OF_TRAINING)):
-        mine, its = getattr(asked, name), getattr(model, name)
-        if mine != its:
-            problems.append(f"model.{name} is {mine}, but it is {its} there; remove it")
-    if "shared" in config.tokenizer.model_fields_set and config.tokenizer.shared != shared:
-        problems.append(f"tokenizer.shared is {config.tokenizer.shared}, but {shared} there")
+        size = max(tokenizer.size for tokenizer in load_tokenizers(folder))
+        vocabulary = {"shared": (folder / SHARED).exists(), "vocab_size": size}
+    its = model.model_dump(exclude=set(OF_TRAINING))
+    problems = _contradictions("model", config.model, its)
+    problems += _contradictions("tokenizer", config.tokenizer, vocabulary)
     if problems:
         text = "".join(f"\n  {problem}" for problem in problems)
         raise ConfigError(
             f"{KEY} {config.train.init_from}: training cannot begin with these weights:{text}"
         )
-    kept = {name: getattr(asked, name) for name in OF_TRAINING if name in asked.model_fields_set}
-    return _with_sections(config, model.model_copy(update=kept), shared)
-
-
-def _with_sections(config: RunConfig, model: ModelConfig, shared: bool) -> RunConfig:
-    """The configuration with these, checked as a whole once more."""
+    # Checked as a whole once more.
     values = config.model_dump(mode="json")
-    values["model"] = model.model_dump(mode="json")
-    values["tokenizer"]["shared"] = shared
+    kept = config.model.model_dump(include=set(OF_TRAINING), exclude_unset=True)
+    values["model"] = model.model_dump(mode="json") | kept
+    values["tokenizer"] |= vocabulary
     return parse_config(values, name=KEY)
+
+
+def _contradictions(section: str, asked: BaseModel, its: dict[str, Any]) -> list[str]:
+    """What the configuration says itself, and otherwise than the checkpoint."""
+    return [
+        f"{section}.{name} is {getattr(asked, name)}, but it is {its[name]} there; remove it"
+        for name in sorted(asked.model_fields_set & its.keys())
+        if getattr(asked, name) != its[name]
+    ]
 
 
 def origin_folder(config: RunConfig) -> Path:

@@ -312,16 +312,14 @@ def _tasks(
 # ---- reading the store ------------------------------------------------------------------------
 
 
-def _read_index(
-    index_path: Path, key: str, words: bool, trusted: bool = False
-) -> dict[str, Any] | None:
+def _read_index(path: Path, key: str, words: bool, trusted: bool = False) -> dict[str, Any] | None:
     """The index of a whole store with this key, or None when it has to be made (again)."""
     try:
-        index = json.loads(index_path.read_bytes())
+        index = json.loads(path.read_bytes())
         if index.pop("sum") != _index_sum(index) or index["key"] != key:
             return None
         names = part_names(words)
-        paths = [part_path(index_path, name) for name in names]
+        paths = [part_path(path, name) for name in names]
         if not trusted and not are_whole(paths, [index["files"][name] for name in names]):
             return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -205,6 +205,16 @@ def test_stopped_before_the_first_update(
     assert not any(read_index(Path(config.run_dir)).scores.values())
 
 
+def test_a_size_of_the_vocabulary_may_be_named_if_it_is_that(first: Path, tmp_path: Path) -> None:
+    """One file for both halves of a training in two was refused; another size is still told."""
+    bundle = load_model(first)
+    size = max(bundle.source_tokenizer.size, bundle.target_tokenizer.size)
+    config = settings(tmp_path, first, tokenizer={"vocab_size": size})
+    assert train(config, dry_run=True).reason == "dry_run"
+    with pytest.raises(ConfigError, match=rf"vocab_size is 900, but it is {size} there"):
+        train(settings(tmp_path, first, tokenizer={"vocab_size": 900}))
+
+
 def test_what_config_prints_is_what_is_trained(
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
