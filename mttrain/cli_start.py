@@ -353,13 +353,15 @@ def _machine(device: str | None) -> tuple[Machine, str]:
             raise ConfigError(f"--device {device}: write cpu, cuda, cuda:N, mps or auto.") from None
     import torch
 
+    from mttrain.linear import bfloat16_is_fast
     from mttrain.machine import cpu_quota
 
     cores = max(1, min(torch.get_num_threads(), int(cpu_quota() or 2**31)))
     if device in (None, "auto") and torch.cuda.is_available():
         return Machine(cores, True), torch.cuda.get_device_name()
     if device in (None, "auto", "cpu"):
-        return Machine(cores, False), f"{cores} CPU core{'s' if cores > 1 else ''}"
+        machine = Machine(cores, False, bfloat16_is_fast())
+        return machine, f"{cores} CPU core{'s' if cores > 1 else ''}"
     return Machine(cores, True), f"a GPU ({device})"
 
 

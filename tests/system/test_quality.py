@@ -44,7 +44,7 @@ def test_demo_reaches_95_bleu() -> None:
     assert bleu.value >= 95.0, bleu.text()
 
 
-def test_multi30k_reaches_37_bleu_as_the_papers_score(tmp_path: Path) -> None:
+def test_multi30k_reaches_40_bleu_as_the_papers_score(tmp_path: Path) -> None:
     """Lower-cased, Moses-tokenised BLEU on test_2016_flickr, from one run of the shipped recipe."""
     scorer = SHARED / "tools" / "score_published.py"
     reference = SHARED / "data" / "multi30k" / "test_2016_flickr.lc.norm.tok.de"
@@ -57,4 +57,4 @@ def test_multi30k_reaches_37_bleu_as_the_papers_score(tmp_path: Path) -> None:
     write_lines(hypothesis, outputs)
     command = [sys.executable, str(scorer), str(hypothesis), str(reference), "--lang", "de"]
     answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert float(answer.split("=")[1].split()[0]) >= 37.0, answer
+    assert float(answer.split("=")[1].split()[0]) >= 40.0, answer
