@@ -45,6 +45,7 @@ def command(way: str, run_dir: Path, arguments: argparse.Namespace) -> list[str]
         "train.max_steps": arguments.skip + arguments.updates,
         "train.valid_every": 10**9,
         "train.average": 0,
+        "train.average_of": "last",
         "train.log_every": 1,
         "optim.warmup_steps": 1,
         "data.test": None,
