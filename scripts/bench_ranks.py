@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from bench_setup import BenchError, median, run, say, table
 
 FIRST = "one process"
@@ -53,9 +52,7 @@ def command(way: str, run_dir: Path, arguments: argparse.Namespace) -> list[str]
     }
     if arguments.device == "cpu":
         settings["threads"] = arguments.threads // count
-    options = [
-        f"{key}={yaml.safe_dump(value).split(chr(10))[0]}" for key, value in settings.items()
-    ]
+    options = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     launcher = [sys.executable, "-m"]
     if count > 1:
         launcher += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m"]
