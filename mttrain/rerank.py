@@ -85,13 +85,14 @@ def role_of(first: Meta, second: Meta, name: str, tag: str | None = None) -> Rol
     roles = [Role(back, own if own in known else None) for back, own in wanted.items()]
     pairs = [_languages(second, role.tag)[:: -1 if role.back else 1] for role in roles]
     start = 1 if there[0] == _ANY else 0
-    for same in (_equal_codes, _alike):
+    for same in (_same_codes, _equal_codes, _alike):
         fitting = [
             role
             for role, pair in zip(roles, pairs, strict=True)
             if same(there[start:], pair[start:])
         ]
-        if len(fitting) == 1 or (fitting and same is _equal_codes):
+        # Both fit where a model stays in one language (en-en): not a direction to be turned.
+        if len(fitting) == 1 or (fitting and same is _same_codes):
             _check_tag(fitting[0], second, name)
             return fitting[0]
     raise ConfigError(
@@ -110,6 +111,12 @@ def _languages(meta: Meta, tag: str | None = None) -> tuple[str, str]:
     source, target = direction(meta, tag)
     known, _ = direction(meta, None)
     return source or (_ANY if known else _UNKNOWN), target or _UNKNOWN
+
+
+def _same_codes(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Regions and scripts count: from pt-BR to pt-PT is not from pt-PT to pt-BR."""
+    whole = [[code.lower().replace("_", "-") for code in codes] for codes in (one, other)]
+    return _UNKNOWN not in one and whole[0] == whole[1]
 
 
 def _equal_codes(one: Sequence[str], other: Sequence[str]) -> bool:

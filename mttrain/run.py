@@ -270,13 +270,17 @@ class Run:
             )
 
     def _text_hashes(self) -> dict[str, str]:
-        """SHA-256 of each text file of training and validation, by its name."""
-        return {
-            name: digest
-            for dataset in (self.dataset, self.valid_set)
-            for corpus in dataset.store.index["corpora"]
-            for name, digest in zip(corpus["files"], corpus["sha256"], strict=True)
-        }
+        """SHA-256 of each text file of training and validation, by its name.
+
+        Of a file of pairs the sum covers the languages that a corpus reads: it has a sum for each
+        reading.
+        """
+        found: dict[str, dict[str, None]] = {}
+        for dataset in (self.dataset, self.valid_set):
+            for corpus in dataset.store.index["corpora"]:
+                for name, digest in zip(corpus["files"], corpus["sha256"], strict=True):
+                    found.setdefault(name, {})[digest] = None
+        return {name: " ".join(digests) for name, digests in found.items()}
 
     def _forget_later(self, update: int) -> None:
         """Remove what is not on the way to `update`: damaged checkpoints, and the score of what

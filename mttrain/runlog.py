@@ -119,13 +119,14 @@ class RunLog:
         """
         if self.path is None or not self.path.exists():
             return
+        scored = step if validated is None else validated  # 0: none yet
         kept: list[bytes] = []
         closing: list[bytes] = []  # the resumed run writes them again, unless the end follows
         for line in _whole_lines(self.path):
             record = _record(line)
             if record is None or _later(record, step):
                 continue
-            if record.get("kind") in ("valid", "best") and _later(record, validated or step):
+            if record.get("kind") in ("valid", "best") and _later(record, scored):
                 continue
             if record.get("kind") in _CLOSING:
                 closing.append(line + b"\n")

@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 import pytest
 
 from mttrain.cli import main
+from mttrain.errors import CheckpointError
 from mttrain.runlog import read_log
 from mttrain.trainer import train
 from tests.integration.training_help import random_sentences, tiny_config, write_pairs
@@ -83,14 +84,31 @@ def test_training_is_the_same_from_every_form(tmp_path: Path) -> None:
 
 def test_a_changed_file_of_pairs_is_noticed(tmp_path: Path) -> None:
     """R17: resuming over other text changes the plan of the batches."""
-    from mttrain.errors import CheckpointError
-
     pairs = [(line, line) for line in random_sentences(60, seed=1)]
     corpus = {"pairs": tsv(tmp_path, pairs)}
     data = {"train": corpus, "valid": corpus}
     train(tiny_config(tmp_path, data))
     tsv(tmp_path, pairs[:-1])
     with pytest.raises(CheckpointError, match="text has changed"):
+        train(tiny_config(tmp_path, data, train={"max_steps": 20}))
+
+
+def test_each_reading_of_one_file_is_compared(tmp_path: Path) -> None:
+    """Two directions of one file: a change of one language went unnoticed, since the file had one
+    sum, that of its last reading (here the validation text's)."""
+    lines = random_sentences(60, seed=1)
+    path = tmp_path / "all.jsonl"
+
+    def written(third: list[str]) -> None:
+        both = zip(lines, third, strict=True)
+        path.write_text("".join(json.dumps({"xx": s, "yy": s, "zz": t}) + "\n" for s, t in both))
+
+    written(lines)
+    main_one = {"pairs": str(path), "tag": True}
+    data = {"train": [main_one, {**main_one, "target_lang": "zz"}], "valid": main_one}
+    train(tiny_config(tmp_path, data))
+    written([*lines[1:], lines[0]])
+    with pytest.raises(CheckpointError, match=r"text has changed.*all\.jsonl"):
         train(tiny_config(tmp_path, data, train={"max_steps": 20}))
 
 

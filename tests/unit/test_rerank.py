@@ -42,6 +42,9 @@ def meta(source: Any, target: Any) -> dict[str, Any]:
         (("zh-CN", "en"), ("en", "cmn"), True),
         (("zh", "ja"), ("jpn", "zho"), True),
         (("en", "en"), ("en", "en"), False),  # such as to plain English
+        (("pt-BR", "pt-PT"), ("pt-PT", "pt_BR"), True),
+        (("zh-Hans", "zh-Hant"), ("zh-Hans", "zh-Hant"), False),
+        (("pt-BR", "pt-PT"), ("pt", "pt"), None),  # nothing says which is which
         (("en", "de"), ("de", "fr"), None),
         (("en", "de"), ("en", "fr"), None),
         (("en", "de"), ("eng", "deu"), None),  # nothing says which is which

@@ -102,6 +102,19 @@ def test_truncate_drops_what_the_resumed_run_will_repeat(tmp_path: Path) -> None
     RunLog(None).truncate_after(3)
 
 
+def test_a_first_validation_that_comes_again_stands_there_once(tmp_path: Path) -> None:
+    """A signal saved an update before its validation; 0, no validation yet, was taken for none
+    given, and the record of the validation that was lost stayed. What came before training stays.
+    """
+    path = tmp_path / "log.jsonl"
+    log = RunLog(path)
+    log.event("valid", step=0)  # of the weights that fine-tuning began with
+    for kind in ("train", "valid", "best"):
+        log.event(kind, step=130)
+    RunLog(path).truncate_after(130, validated=0)
+    assert [(r["kind"], r["step"]) for r in read_log(path)] == [("valid", 0), ("train", 130)]
+
+
 def test_a_killed_process_loses_no_record(tmp_path: Path) -> None:
     """A buffered log ended hundreds of steps before the process did."""
     path = tmp_path / "log.jsonl"
