@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from mttrain.translator import TranslateOptions, Translator
 
 
+# Settings of the search that are told only where they do something, and what does nothing.
+_FURTHER = {
+    "top_k": 0, "top_p": 1.0, "min_length": 0, "no_repeat_ngram": 0, "split_long": False, "tag": None
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class EvalModel:
     """A loaded model, how it is to search, and BLEU's tokenizer for its language."""
@@ -123,8 +129,9 @@ def _setting(model: EvalModel) -> str:
         how = f"sampling with temperature {options.temperature:g}, seed {options.seed}"
     else:
         how = f"beam {options.beam}, length penalty {options.length_penalty:g}"
-    if options.tag is not None:
-        how += f", tag {options.tag}"
+    for name, off in _FURTHER.items():
+        if (value := getattr(options, name)) != off:
+            how += f", {name.replace('_', ' ')}" + ("" if value is True else f" {value}")
     if "mbr" in choice:
         how += f", of {options.nbest} candidates by MBR with {choice['mbr']}"
     if "rerank" in choice:
@@ -149,16 +156,25 @@ def _likelihood(
     translator: Translator, sources: list[str], reference: list[str], options: TranslateOptions
 ) -> dict[str, float]:
     """Mean negative log-likelihood per token (EOS counts, nats) of the first reference; sources
-    are tagged and cut as in translation."""
+    are tagged and cut as in translation. No model reads a blank source: as in `score`, it is left
+    out."""
     from mttrain.metrics import perplexity
     from mttrain.translations import lines_warning
 
-    pairs = zip(sources, reference, strict=True)
-    scores = translator.score(pairs, max_source_length=options.max_source_length, tag=options.tag)
-    cut = [number for number, score in enumerate(scores, 1) if score.cut]
-    if cut:
+    numbered = list(enumerate(zip(sources, reference, strict=True), 1))
+    read = [(number, pair) for number, pair in numbered if pair[0].strip()]
+    if unread := [number for number, (source, ref) in numbered if ref.strip() and not source.strip()]:
+        say(lines_warning(unread, "had a blank source and a reference; the NLL is without it"))
+    scores = list(
+        translator.score(
+            [pair for _, pair in read],
+            max_source_length=options.max_source_length,
+            tag=options.tag,
+        )
+    )
+    if cut := [number for (number, _), score in zip(read, scores, strict=True) if score.cut]:
         say(lines_warning(cut, "went beyond the limit; the NLL is that of what was left"))
     tokens = sum(score.tokens for score in scores)
     nll = -sum(score.sum for score in scores) / max(tokens, 1)
-    counts = {"target_tokens": tokens, "cut_pairs": len(cut)}
+    counts = {"target_tokens": tokens, "cut_pairs": len(cut), "unscored_pairs": len(unread)}
     return {"nll": nll, "perplexity": perplexity(nll), **counts}

@@ -291,6 +291,8 @@ class TrainConfig(Section):
                 ("ema",),
                 f"{self.ema:g} keeps hardly anything; it is near 1, 1 - {self.ema:g} maybe",
             )
+        if self.average == 1:
+            yield Problem(("average",), "one checkpoint is no mean; give 2 or more, or 0")
         if self.average == 0 and self.average_of != "last":
             yield Problem(("average_of", "average"), "has no effect with average: 0")
 

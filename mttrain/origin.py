@@ -29,6 +29,7 @@ from mttrain.checkpoint import (
 from mttrain.config import OF_TRAINING, RunConfig, parse_config
 from mttrain.errors import CheckpointError, ConfigError
 from mttrain.rundir import SHARED, WEIGHTS
+from mttrain.tags import meta_tags
 
 KEY = "train.init_from"
 
@@ -128,9 +129,23 @@ def check_origin(config: RunConfig) -> None:
 
 
 def origin_record(bundle: ModelBundle) -> dict[str, Any]:
-    """What a checkpoint and the log say of where training began."""
+    """What a checkpoint and the log say of where training began, and what it was trained with."""
     return {
         "path": str(bundle.path),
         "step": bundle.meta["step"],
         "weights_sha256": bundle.meta["files"][WEIGHTS],
+        "tags": meta_tags(bundle.meta, bundle.path),
+        "untagged": bundle.meta.get("untagged", True),
     }
+
+
+def with_origin_tags(content: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    """What meta.json says, with the tags of an origin: its weights have learned them, too.
+
+    record: as `origin_record` makes it, or an older one without tags.
+    """
+    tags = dict(record.get("tags", {}))
+    for tag, lang in content["tags"].items():
+        tags[tag] = lang if tags.get(tag, lang) == lang else None
+    untagged = content["untagged"] or record.get("untagged", False)
+    return {**content, "tags": tags, "untagged": untagged, "init_from": record}

@@ -38,12 +38,12 @@ from mttrain.checkpoint import (
 from mttrain.config import RunConfig
 from mttrain.dataset import TranslationDataset, encode_corpus, load_raw
 from mttrain.distributed import World, allow_tf32, training_type
-from mttrain.ending import MADE, Ending, averaged_best, validated
+from mttrain.ending import Ending, averaged_best, validated
 from mttrain.errors import CheckpointError, TrainingError
 from mttrain.loop import Trainer
 from mttrain.machine import prepare_cpu
 from mttrain.model import Transformer
-from mttrain.origin import origin_model, origin_record
+from mttrain.origin import origin_model, origin_record, with_origin_tags
 from mttrain.progress import Progress, TrainResult
 from mttrain.rehearsal import Parts, rehearse
 from mttrain.rundir import LOG, LOWER_IS_BETTER
@@ -351,14 +351,13 @@ class Run:
         self.world.barrier()
 
     def _meta(self, scores: dict[str, float]) -> dict[str, Any]:
-        data = self.config.data
-        return {
-            **text_meta(data),
+        content = {
+            **text_meta(self.config.data),
             "text_hashes": self._text_hashes(),
             "decode": self.config.decode.model_dump(mode="json"),
             "scores": scores,
-            **({} if self.origin is None else {"init_from": self.origin}),
         }
+        return content if self.origin is None else with_origin_tags(content, self.origin)
 
     def _keep(self, index: Index) -> None:
         """Write the index and remove checkpoints that are neither new, nor best, nor averaged."""
@@ -392,7 +391,7 @@ class Run:
             self._meta,
         )
         best = ending.choose(self.trainer.updater.ema_weights())
-        self._compare_with_origin(progress, best)
+        self._compare_with_origin(progress)
         scores = [] if self.test_text is None else ending.test(best, self.test_text)
         self.log.event(
             "end",
@@ -408,11 +407,9 @@ class Run:
         self._say(f"the best checkpoint is {best} in {self.run_dir / 'checkpoints'}")
         return TrainResult(reason, self.run_dir, best, scores)
 
-    def _compare_with_origin(self, progress: Progress, best: str) -> None:
-        """Warn when training has made nothing better than what it began with; a mean of weights
-        was scored by another search."""
-        if best in MADE:
-            return
+    def _compare_with_origin(self, progress: Progress) -> None:
+        """Warn when no validation was better than the first one, that of the origin. Of a mean of
+        weights, which is scored by another search, that says nothing."""
         records = read_log(self.run_dir / LOG) if self.world.is_main and self.origin else []
         first = next((r for r in records if r["kind"] == "valid" and r["step"] == 0), None)
         if first is None or progress.best is None:

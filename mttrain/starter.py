@@ -48,7 +48,7 @@ class Shape(NamedTuple):
 SMALLEST = Shape(128, 256, 4, 2, 4e-3)
 SMALL = Shape(128, 256, 4, 4, 4e-3)
 MIDDLE = Shape(256, 1024, 4, 4, 1e-3)
-LARGE = Shape(512, 1024, 8, 6, 7e-4)
+LARGE = Shape(512, 1024, 4, 6, 7e-4)
 BASE = Shape(512, 2048, 8, 6, 7e-4)
 
 
@@ -140,6 +140,7 @@ def sizing(facts: Facts, target_lang: str, machine: Machine, sample: Sample | No
         **_model_settings(facts, shape, row, shared),
         **_optim_settings(shape, row, steps),
         **_train_settings(machine, batch, steps, epochs, hours, wanted),
+        **_average_settings(row),
     }
     if base_code(target_lang) in CHINESE | JAPANESE:
         why = "counts characters, so that it depends on no word segmentation"
@@ -288,8 +289,19 @@ def _train_settings(
     return found | {
         "train.max_steps": (steps, why),
         "train.valid_every": (every, "updates between validations, each with a checkpoint"),
-        "train.keep_last": (10, "checkpoints, besides the best"),
-        "train.average": (10, "of the last ones, at the end; kept if it scores better"),
+    }
+
+
+def _average_settings(row: Row) -> dict[str, tuple[Any, str]]:
+    kept = "checkpoints, besides the best"
+    if not row.rdrop:
+        why = "of the last ones, at the end; kept if it scores better"
+        return {"train.keep_last": (10, kept), "train.average": (10, why)}
+    return {
+        "train.keep_last": (4, kept),
+        "train.average": (4, "checkpoints are averaged at the end; kept if that scores better"),
+        "train.average_of": ("both", "a mean of the last ones and one of the best"),
+        "train.ema": (0.999, "a running mean of the weights, as one more candidate"),
     }
 
 

@@ -206,6 +206,27 @@ def test_likelihood_of_cut_pairs_is_told(random_run: Path, files: Files, capsys:
 # ---- eval -------------------------------------------------------------------------------------
 
 
+def test_likelihood_leaves_out_what_no_model_reads(
+    random_run: Path, files: Files, capsys: Capture
+) -> None:
+    """A blank source was scored as if the model had read an EOS alone; `score` and validation leave
+    it out, so one text had three likelihoods."""
+    lines, refs = ["", "the dog", "  ", "a dog runs"], ["der Hund", "der Hund", "", "ein Hund"]
+    files_given = ["--source", files("src", lines), "--ref", files("ref", refs)]
+    device = ["--device", "cpu", "--json"]
+    assert main(["eval", "--model", str(random_run), *files_given, *device]) == 0
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    warning = "1 line had a blank source and a reference; the NLL is without it: line 1\n"
+    assert f"warning: {warning}" in err and result["unscored_pairs"] == 1
+    files_given[2] = "--target"
+    assert main(["score", "--model", str(random_run), *files_given, *device]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    assert (result["nll"], result["target_tokens"]) == (
+        pytest.approx(scored["nll"]), scored["tokens"]
+    )  # fmt: skip
+
+
 def test_eval_tells_how_it_translates(random_run: Path, files: Files, capsys: Capture) -> None:
     """A score without checkpoint, beam and limits compares with nothing; JSON has them already."""
     source, ref = files("src", SOURCES), files("ref", SOURCES)
@@ -219,6 +240,10 @@ def test_eval_tells_how_it_translates(random_run: Path, files: Files, capsys: Ca
     lines = capsys.readouterr().err.splitlines()
     how = "sampling with temperature 1, seed 4"
     assert f"model {checkpoint} and {checkpoint}: {how}; {limits}" in lines
+    drawn = ["--sample", "--seed", "4", "--top-k", "10", "--top-p", "0.9", "--min-length", "2"]
+    assert main([*arguments, *drawn]) == 0  # such draws are another system
+    how += ", top k 10, top p 0.9, min length 2"
+    assert f"model {checkpoint}: {how}; {limits}" in capsys.readouterr().err.splitlines()
     assert main([*arguments, "--json"]) == 0
     assert "length penalty" not in capsys.readouterr().err
 

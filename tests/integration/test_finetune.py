@@ -123,12 +123,16 @@ def test_a_run_that_has_begun_needs_the_origin_no_more(
         train(settings(tmp_path / "third", origin))
 
 
+@pytest.mark.parametrize("average", [0, 2])
 def test_training_that_makes_nothing_better_says_so(
-    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    average: int, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A fine-tuned model that is worse than the first must not be taken for progress."""
+    """A fine-tuned model that is worse than the first must not be taken for progress; with an
+    average at the end, as by default, nothing was said."""
     wild = {"lr": 0.5, "warmup_steps": 0, "schedule": "constant"}
-    train(settings(tmp_path, first, seed=3, optim=wild, train={"best_metric": "nll"}))
+    means = {"average": average, "keep_last": 2, "average_of": "both"} if average else {}
+    limits = {"best_metric": "nll", **means}
+    train(settings(tmp_path, first, seed=3, optim=wild, train=limits))
     assert "no validation has a better nll than the weights" in capsys.readouterr().err
 
 
@@ -228,3 +232,27 @@ def test_what_config_prints_is_what_is_trained(
     (tmp_path / "whole.yaml").write_text(capsys.readouterr().out)
     whole = load_config(tmp_path / "whole.yaml")
     assert whole.model.d_model == 24 and train(whole, dry_run=True).reason == "dry_run"
+
+
+def test_the_tags_of_the_origin_are_kept(tmp_path: Path) -> None:
+    """A model of two directions that was fine-tuned on one refused the other one's tag, so that
+    nobody could see what was forgotten."""
+    data = text(tmp_path / "text", 3)
+    pairs = data["train"]
+    corpora = [{**pairs, "tag": "2yy"}, {**pairs, "target_lang": "zz", "tag": "2zz"}]
+    limits = {"max_steps": 2, "valid_every": 2, "average": 0}
+    both = {**data, "train": corpora, "valid": {**data["valid"], "tag": "2yy"}}
+    origin = train(tiny_config(tmp_path, both, train=limits)).run_dir
+    tuned = settings(tmp_path / "tuned", origin, train={"max_steps": 1, "valid_every": 1})
+    meta = load_model(train(tuned).run_dir).meta
+    assert meta["tags"] == {"2yy": "yy", "2zz": "zz"} and meta["untagged"] is True
+    (one,) = tuned.data.train
+    again = tuned.data.model_copy(
+        update={
+            "train": [one.model_copy(update={"tag": "2zz"})],
+            "valid": tuned.data.valid.model_copy(update={"tag": "2zz"}),
+        }
+    )
+    config = settings(tmp_path / "again", origin).model_copy(update={"data": again})
+    meta = load_model(train(config).run_dir).meta
+    assert meta["tags"] == {"2yy": "yy", "2zz": None} and meta["untagged"] is False

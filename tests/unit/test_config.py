@@ -304,6 +304,7 @@ train: {max_epochs: 1, keep_last: 3, batch_size: x}
         (["optim.schedule=linear"], "warmup_steps: 1000 leaves no step of train.max_steps (10)"),
         (["optim.schedule=linear", "train={max_epochs: 1}"], "schedule: linear needs"),
         (["train.average=20"], "average: 20 is above keep_last (10)"),
+        (["train.average=1"], "average: one checkpoint is no mean; give 2 or more, or 0"),
         (["train.average=0", "train.average_of=best"], "average_of: has no effect with average: 0"),
         (["train.ema=1e-4"], "train.ema: 0.0001 keeps hardly anything"),
         (["optim.rdrop=5", "model.dropout=0"], "optim.rdrop: has no effect without dropout"),

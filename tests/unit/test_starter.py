@@ -137,6 +137,13 @@ def test_the_rows_are_those_of_the_measured_recipes() -> None:
     assert at["train.precision"] == multi30k.train.precision
     assert at["train.batch_tokens"] == multi30k.train.batch_tokens
     assert at["tokenizer.vocab_size"] == multi30k.tokenizer.vocab_size
+    for key in ("keep_last", "average", "average_of", "ema"):
+        assert at[f"train.{key}"] == getattr(multi30k.train, key), key
+    iwslt = load_config(folder / "iwslt14_de_en.yaml")
+    at = sizing(facts(160_000), "en", GPU).values()
+    for key in ("d_model", "d_ff", "num_heads", "encoder_layers", "dropout"):
+        assert at[f"model.{key}"] == getattr(iwslt.model, key), key
+    assert at["tokenizer.vocab_size"] == iwslt.tokenizer.vocab_size
     base = load_config(folder / "wmt14_en_de_base.yaml")
     at = sizing(facts(4_500_000), "de", GPU).values()
     for key in ("d_model", "d_ff", "num_heads", "encoder_layers", "dropout"):
