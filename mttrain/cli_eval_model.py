@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 # Settings of the search that are told only where they do something, and what does nothing.
 _FURTHER = {
-    "top_k": 0, "top_p": 1.0, "min_length": 0, "no_repeat_ngram": 0, "split_long": False, "tag": None
+    "top_k": 0, "top_p": 1.0, "min_length": 0, "no_repeat_ngram": 0, "split_long": False,
+    "tag": None,
 }  # fmt: skip
 
 
@@ -163,15 +164,11 @@ def _likelihood(
 
     numbered = list(enumerate(zip(sources, reference, strict=True), 1))
     read = [(number, pair) for number, pair in numbered if pair[0].strip()]
-    if unread := [number for number, (source, ref) in numbered if ref.strip() and not source.strip()]:
+    blank = [(number, pair[1]) for number, pair in numbered if not pair[0].strip()]
+    if unread := [number for number, ref in blank if ref.strip()]:
         say(lines_warning(unread, "had a blank source and a reference; the NLL is without it"))
-    scores = list(
-        translator.score(
-            [pair for _, pair in read],
-            max_source_length=options.max_source_length,
-            tag=options.tag,
-        )
-    )
+    pairs = [pair for _, pair in read]
+    scores = translator.score(pairs, max_source_length=options.max_source_length, tag=options.tag)
     if cut := [number for (number, _), score in zip(read, scores, strict=True) if score.cut]:
         say(lines_warning(cut, "went beyond the limit; the NLL is that of what was left"))
     tokens = sum(score.tokens for score in scores)

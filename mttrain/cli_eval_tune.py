@@ -175,6 +175,7 @@ def _configuration(model: str) -> Path | None:
 
 def _print_table(found: Tuning, compared: Comparison | None, signatures: dict[str, str]) -> None:
     from mttrain.corpus import write_lines
+    from mttrain.metrics import score_label
 
     lines = ["length penalty    BLEU   chrF2  hyp/ref"]
     for point in found.points:
@@ -184,14 +185,10 @@ def _print_table(found: Tuning, compared: Comparison | None, signatures: dict[st
             f"{point.length_penalty:>14g}  {figures['bleu']:>6.2f}  {figures['chrf']:>6.2f}"
             f"  {figures['length_ratio']:>7.3f}  {', '.join(marks)}".rstrip()
         )
-    lines += [f"{_label(name)}|{signature}" for name, signature in signatures.items()]
+    lines += [f"{score_label(name)}|{signature}" for name, signature in signatures.items()]
     if compared is not None:
         lines.append(compared.text())
     write_lines(None, lines)
-
-
-def _label(name: str) -> str:
-    return "chrF2" if name == "chrF" else name  # as in the lines of scores
 
 
 def _print_json(

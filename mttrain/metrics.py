@@ -59,7 +59,7 @@ class Score:
         """One line in the form of sacreBLEU's command, such as `BLEU|nrefs:1|... = 34.2 ...`."""
         spread = f" (μ = {self.ci[0]:.2f} ± {self.ci[1]:.2f})" if self.ci else ""
         detail = f" {self.detail}" if self.detail else ""
-        return f"{_label(self.name)}|{self.signature} = {self.value:.2f}{spread}{detail}"
+        return f"{score_label(self.name)}|{self.signature} = {self.value:.2f}{spread}{detail}"
 
     def __str__(self) -> str:
         return self.text()
@@ -89,7 +89,7 @@ class Comparison:
         """One line: the two scores, their difference and its p-value."""
         sure = "significant" if self.p_value < 0.05 else "not significant"
         return (
-            f"{_label(self.name)}|{self.signature} : baseline {self.baseline:.2f} "
+            f"{score_label(self.name)}|{self.signature} : baseline {self.baseline:.2f} "
             f"(μ = {self.baseline_ci[0]:.2f} ± {self.baseline_ci[1]:.2f}), system "
             f"{self.system:.2f} (μ = {self.system_ci[0]:.2f} ± {self.system_ci[1]:.2f}), "
             f"difference {self.delta:+.2f}, p = {self.p_value:.4f} ({sure} at 0.05)"
@@ -106,10 +106,9 @@ def _interval(spread: tuple[float, float]) -> dict[str, float]:
     return {"mean": spread[0], "half_width": spread[1]}
 
 
-def _label(name: str) -> str:
-    return (
-        "chrF2" if name == "chrF" else name
-    )  # sacreBLEU's name tells beta; its signature does not
+def score_label(name: str) -> str:
+    """How a score is named beside its signature: sacreBLEU's name tells chrF's beta."""
+    return "chrF2" if name == "chrF" else name
 
 
 def bleu_tokenizer(lang: str | None) -> str:

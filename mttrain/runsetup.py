@@ -318,7 +318,7 @@ def tokenizers_of_run(config: RunConfig, world: World, log: RunLog) -> Tokenizer
     names = (SHARED, SHARED) if config.tokenizer.shared else (SOURCE, TARGET)
     if world.is_main and not all((run_dir / name).exists() for name in names):
         made = _new_tokenizers(config, log)
-        _require_tags(config, made[names[0]])
+        _check_vocabulary(config, *(made[name] for name in names))
         for name, tokenizer in made.items():
             tokenizer.save(run_dir / name)
     world.wait_for_main("vocabulary")
@@ -374,16 +374,22 @@ def check_beginning(config: RunConfig) -> None:
             )
     if config.train.init_from is not None:
         check_origin(config)
-        _require_tags(config, origin_tokenizers(config)[0])
+        _check_vocabulary(config, *origin_tokenizers(config))
 
 
-def _require_tags(config: RunConfig, source: Tokenizer) -> None:
-    """ConfigError for tags of the corpora that a given source vocabulary lacks."""
+def _check_vocabulary(config: RunConfig, source: Tokenizer, target: Tokenizer) -> None:
+    """ConfigError when a given source vocabulary lacks tags of the corpora, or one of the two
+    cannot be cut as BPE-dropout does."""
+    named, origin = config.tokenizer, config.train.init_from
+    where = f"train.init_from {origin}" if origin else f"{named.path or named.source_path}"
+    if named.dropout > 0 and (source.of_characters or target.of_characters):
+        raise ConfigError(
+            f"{where}: its tokens are characters, which tokenizer.dropout would cut into bytes; "
+            "remove tokenizer.dropout."
+        )
     missing = [tag for tag in config.data.train_tags() if tag not in source.tags]
     if not missing:
         return
-    named, origin = config.tokenizer, config.train.init_from
-    where = f"train.init_from {origin}" if origin else f"{named.path or named.source_path}"
     remedy = "a vocabulary cannot grow, so remove these tags, or train from the beginning"
     if not origin:
         options = " ".join(f"--tag {tag}" for tag in missing)

@@ -157,6 +157,11 @@ class Tokenizer:
         """How many ids there are, the special ones included."""
         return len(self._bytes)
 
+    @property
+    def of_characters(self) -> bool:
+        """Whether a token is one character at most (`level: character`)."""
+        return bool(self._content["pre_tokenizer"] == _LEVELS["character"])
+
     @cached_property
     def hash(self) -> str:
         """SHA-256 of everything that decides ids: the same for a saved and reloaded tokenizer."""

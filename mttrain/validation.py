@@ -2,8 +2,8 @@
 
 Translations are made by the very code of `mttrain translate` and scored against the untouched
 reference lines, so a figure in the training log is what `translate` and `eval` give for that
-checkpoint with the same beam and length penalty. Under several processes each rank takes every
-W-th line and batch, and the sums are exact.
+checkpoint with the same beam, length penalty and precision. Under several processes each rank takes
+every W-th line and batch, and the sums are exact.
 
 Price: one forward pass over the validation pairs and one search; with beam 1 the search costs about
 as much as a few dozen updates.
@@ -56,7 +56,7 @@ def likelihood(
         0, 0, dataset.source_lengths, dataset.target_lengths, batch_tokens=VALID_BATCH_TOKENS
     )
     sampler = TokenBatchSampler(lambda _: plan, rank=world.rank, world=world.size)
-    dtype = training_type(config.train.precision, world.device)
+    dtype = training_type(_precision(config, world), world.device)
     total = torch.zeros(2, dtype=torch.float64)
     tokens = 0
     with torch.no_grad(), training_precision(world.device, dtype):
@@ -68,6 +68,11 @@ def likelihood(
             tokens += sums.tokens
     nll, correct, count = world.sum([*total.tolist(), tokens])
     return Likelihood(nll / count, correct / count, int(count))
+
+
+def _precision(config: RunConfig, world: World) -> str:
+    """On a CPU as `translate` and `score` do it: half precision there is for training alone."""
+    return "auto" if world.device.type == "cpu" else config.train.precision
 
 
 @dataclass(frozen=True)
@@ -149,12 +154,10 @@ class Validator:
 
         All ranks have equally many windows, so `stop` may ask them all.
         """
-        # On a CPU as `translate` does it: bfloat16 there is for the large products of training.
-        on_cpu = self.world.device.type == "cpu"
         translator = Translator(
             [self._bundle(model)],
             device=self.world.device,
-            precision="auto" if on_cpu else self.config.train.precision,
+            precision=_precision(self.config, self.world),
         )
         decode = self.config.decode
         options = TranslateOptions(

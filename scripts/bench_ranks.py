@@ -23,6 +23,9 @@ from typing import Any
 
 from bench_setup import BenchError, median, run, say, table
 
+from mttrain.rundir import LOG
+from mttrain.runlog import read_log
+
 FIRST = "one process"
 WAYS: dict[str, dict[str, Any]] = {
     FIRST: {},
@@ -65,8 +68,7 @@ def measured(way: str, arguments: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         run(command(way, run_dir, arguments), dict(os.environ), limit=3600.0)
-        lines = (run_dir / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    updates = [r for r in map(json.loads, lines) if r["kind"] == "train"]
+        updates = [r for r in read_log(run_dir / LOG) if r["kind"] == "train"]
     before, counted = updates[arguments.skip - 1], updates[arguments.skip :]
     seconds = counted[-1]["seconds"] - before["seconds"]
     found = {

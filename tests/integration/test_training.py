@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from mttrain import distributed
 from mttrain.checkpoint import checkpoint_names, load_model, newest_good, read_index
 from mttrain.config import RunConfig
+from mttrain.corpus import read_lines
 from mttrain.dataset import TranslationDataset, collate, encode_corpus, epoch_plan
 from mttrain.errors import CheckpointError, ConfigError, DataError, TrainingError
 from mttrain.model import Transformer
@@ -663,6 +664,32 @@ def test_half_precision_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert losses.pop(("bf16", False)) == exact
     for found in losses.values():
         assert found == pytest.approx(exact, rel=0.01) and found != exact
+
+
+def test_a_given_vocabulary_of_characters_is_not_cut(tmp_path: Path) -> None:
+    """With `tokenizer.path` the level is not known from the configuration, and BPE-dropout cut
+    characters into bytes."""
+    data = copy_data(tmp_path)
+    path = tmp_path / "characters.json"
+    train_tokenizer(random_sentences(60, seed=3), vocab_size=330, level="character").save(path)
+    values = tiny_config(tmp_path, data).model_dump(mode="json")
+    values["tokenizer"] = {"path": str(path), "dropout": 0.1}
+    with pytest.raises(ConfigError, match=r"characters\.json: its tokens are characters"):
+        train(RunConfig.model_validate(values, strict=False))
+
+
+def test_validation_on_a_cpu_is_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The likelihood in the log was that of bfloat16 products, and not what `eval` gives for the
+    checkpoint that it chose."""
+    monkeypatch.setattr(distributed, "bfloat16_is_fast", lambda: True)
+    data = copy_data(tmp_path)
+    limits = {"precision": "bf16", "max_steps": 4, "valid_every": 4, "average": 0}
+    run = trained(tmp_path, data, train=limits)
+    sides = [read_lines(data["valid"][side]) for side in ("source", "target")]
+    pairs = [(s, t) for s, t in zip(*sides, strict=True) if s.strip() and t.strip()]
+    scores = Translator.load(run.run_dir, device="cpu").score(pairs)
+    nll = -sum(score.sum for score in scores) / sum(score.tokens for score in scores)
+    assert records(run.run_dir, "valid")[-1]["nll"] == pytest.approx(nll, rel=1e-6)
 
 
 def test_log_is_valid_json_and_config_is_resolved(tmp_path: Path) -> None:
