@@ -11,6 +11,7 @@ in one assignment.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -254,6 +255,8 @@ def batch_loader(
     Workers live as long as the loader. `sampler.set_position` tells where the next iteration
     starts. The loader's random generator is its own: torch's global one is not touched.
     """
+    if workers:
+        _end_workers_at_exit()
     return DataLoader(
         dataset,
         batch_sampler=_Places(sampler),
@@ -280,16 +283,33 @@ class _Places:
         return len(self._sampler)
 
 
+@cache
+def _end_workers_at_exit() -> None:
+    """Kill the workers of a loader that an exit cuts short: torch and multiprocessing send them
+    SIGTERM then, to which they are deaf, and the latter waits for ever."""
+
+    def end() -> None:
+        if hasattr(signal, "SIGCHLD"):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would tell of workers that died
+        for process in multiprocessing.active_children():
+            process.kill()
+
+    atexit.register(end)
+
+
 def _quiet_worker(parent: int, _: int) -> None:
     """Signals are the parent's affair: it stops its workers, and one traceback is enough.
+
+    torchrun, Slurm and `timeout` send SIGTERM to the whole group; a worker that ended by it would
+    take its parent along before the state is saved.
 
     A worker ends with its parent at once. torch's own look whether it is there, every five seconds,
     and take for it whoever is when they are ready: a kill before that left them for ever. Until it
     has ended, the thread that hands tensors over may see a parent that went away in mid-sentence.
     """
     sys.excepthook = _without_lost_parents
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
         there = os.getppid() == parent

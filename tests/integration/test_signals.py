@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,21 @@ from tests.integration.training_help import (
 )
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("send", "number", "status"),
+    [
+        (os.kill, signal.SIGINT, 130),
+        (os.kill, signal.SIGTERM, 143),
+        (os.killpg, signal.SIGTERM, 143),
+    ],
+    ids=["INT", "TERM", "TERM to the group"],
+)
 def test_interrupted_run_is_saved_and_goes_on(
-    tmp_path: Path, number: signal.Signals, status: int
+    tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals, status: int
 ) -> None:
-    """R20: no traceback, a non-zero exit, no orphan, no temporary file, and an exact resume."""
+    """R20: no traceback, a non-zero exit, no orphan, no temporary file, and an exact resume. To the
+    whole group, as torchrun and Slurm send it, it once ended the loader's worker, and by that the
+    run, before the state was saved."""
     lines = random_sentences(80, seed=5)
     data = {
         "train": write_pairs(tmp_path, "train", [(line, line) for line in lines]),
@@ -44,7 +55,7 @@ def test_interrupted_run_is_saved_and_goes_on(
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     wait_for_updates(Path(config.run_dir) / "log.jsonl", 20)
-    process.send_signal(number)
+    send(process.pid, number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == status
     assert out == "" and "Traceback" not in err and f"stopped by {number.name}" in err

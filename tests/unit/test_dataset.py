@@ -524,11 +524,7 @@ def test_a_parent_that_leaves_a_worker_is_not_a_traceback(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers_after_tokenizing_are_silent(tmp_path: Path, method: str) -> None:
-    """D15: tokenizer threads before a fork made the workers hang, or warn once for each worker.
-    Those of a fork server, which Python 3.14 has by default, took its pid for a dead parent's."""
-    script = """
+LOADER = """
 import multiprocessing, sys
 from pathlib import Path
 from mttrain.batching import TokenBatchSampler, plan_epoch
@@ -546,15 +542,32 @@ tokenizer = train_tokenizer(lines, vocab_size=300)
 dataset = TranslationDataset(encode_corpus(data, (tokenizer, tokenizer), "train", folder / "s"))
 lengths = dataset.source_lengths, dataset.target_lengths
 sampler = TokenBatchSampler(lambda epoch: plan_epoch(1, epoch, *lengths, batch_tokens=200))
-print(sum(len(batch.indices) for batch in batch_loader(dataset, sampler, workers=2)))
+loader = batch_loader(dataset, sampler, workers=2)
 """
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        ("print(sum(len(batch.indices) for batch in loader))", "300\n"),
+        ("batches = iter(loader)\nnext(batches)\nkept = [batches]\nkept.append(kept)", ""),
+    ],
+    ids=["an epoch", "cut short"],
+)
+def test_workers_after_tokenizing_are_silent(
+    tmp_path: Path, method: str, work: str, said: str
+) -> None:
+    """D15: tokenizer threads before a fork made the workers hang, or warn once for each worker.
+    Those of a fork server, which Python 3.14 has by default, took its pid for a dead parent's. An
+    exit in the middle of an epoch does not wait for workers that are deaf to SIGTERM."""
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, str(tmp_path), method],
+        [sys.executable, "-W", "error", "-c", LOADER + work, str(tmp_path), method],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert (ended.stdout, ended.stderr, ended.returncode) == ("300\n", "", 0)
+    assert (ended.stdout, ended.stderr, ended.returncode) == (said, "", 0)
 
 
 def test_report_is_json(tmp_path: Path, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
