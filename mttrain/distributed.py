@@ -14,8 +14,9 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -30,7 +31,8 @@ from mttrain.rendezvous import meet
 # Of one exchange between ranks. Within an update and a validation all have equally much to do, so
 # that one that keeps the others waiting for longer has died where nobody saw it, on another node.
 PATIENCE = timedelta(minutes=30)
-_LONG = timedelta(days=7)  # for what rank 0 alone does before training
+_PAUSE = 0.2  # seconds between two looks whether rank 0 is ready
+_FAILED = "failed"  # set in the store when rank 0 ends before its work is done
 _CPU = torch.device("cpu")
 # What torchrun sets, and what holds without it.
 _PLACE = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
@@ -80,8 +82,12 @@ class World:
         if self.store is not None:
             if self.is_main:
                 self.store.set(what, "done")
-            else:
-                self.store.wait([what], _LONG)
+            while not self.store.check([what]):  # its own wait would be deaf to signals
+                if self.store.check([_FAILED]):
+                    raise MttrainError(
+                        f"rank {self.rank}: rank 0 of this job has ended; its message says why."
+                    )
+                time.sleep(_PAUSE)
         self.barrier()
 
     def gather_texts(self, texts: Sequence[str]) -> list[list[str]]:
@@ -164,7 +170,9 @@ def joined_world(device: str, alone: bool = False) -> Iterator[World]:
             # NCCL connects now: what is wrong with it is not to show after hours of encoding.
             device_id=chosen if on_gpu else None,
         )
-        yield World(rank, size, chosen, PrefixStore("mttrain", store))
+        own = PrefixStore("mttrain", store)
+        with _failure_told(own if rank == 0 else None):
+            yield World(rank, size, chosen, own)
         done = True
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
@@ -183,6 +191,18 @@ def joined_world(device: str, alone: bool = False) -> Iterator[World]:
             dist.distributed_c10d._abort_process_group()
         elif dist.is_initialized():
             dist.destroy_process_group()
+
+
+@contextmanager
+def _failure_told(store: Store | None) -> Iterator[None]:
+    """Say in the store that this process ends before its time, for those who wait for its work."""
+    try:
+        yield
+    except BaseException:
+        if store is not None:
+            with suppress(RuntimeError):  # whoever kept it may be gone, too
+                store.set(_FAILED, "yes")
+        raise
 
 
 def compute_type(precision: str, device: torch.device) -> torch.dtype:

@@ -17,6 +17,7 @@ from pathlib import Path
 from mttrain.boards import FOLDER, Board, require_tensorboard
 from mttrain.config import DataConfig, RunConfig
 from mttrain.distributed import World, joined_world
+from mttrain.errors import ConfigError
 from mttrain.metrics import bleu_tokenizer, require_tokenizer
 from mttrain.progress import TrainResult, limit_reached
 from mttrain.run import Run
@@ -43,6 +44,8 @@ def train(config: RunConfig, *, fresh: bool = False, dry_run: bool = False) -> T
     encoded text in `data.cache_dir`. Raises ConfigError, DataError, CheckpointError and
     TrainingError.
     """
+    if fresh and not dry_run:
+        _refuse_to_empty_again()
     config = complete_config(config, fresh=fresh)
     check_text_files(config)
     for corpus in filter(None, (config.data.valid, config.data.test)):  # before hours of training
@@ -53,6 +56,21 @@ def train(config: RunConfig, *, fresh: bool = False, dry_run: bool = False) -> T
         return _rehearse(config, fresh)
     with joined_world(config.train.device) as world:
         return _train(config, world, fresh)
+
+
+def _refuse_to_empty_again() -> None:
+    """ConfigError where torchrun or Slurm starts the same command again: each start would remove
+    what the one before has trained. Of restarts each node counts its own alone, so none can tell
+    whether it is the first."""
+    for name, remedy in (
+        ("TORCHELASTIC_MAX_RESTARTS", "start torchrun with --max-restarts 0"),
+        ("SLURM_RESTART_COUNT", "start a new job"),
+    ):
+        if int(os.environ.get(name) or 0) > 0:
+            raise ConfigError(
+                f"--fresh would empty the run again whenever this job is restarted ({name} is "
+                f"{os.environ[name]}); remove run_dir and start without it, or {remedy}."
+            )
 
 
 def _train(config: RunConfig, world: World, fresh: bool) -> TrainResult:

@@ -440,6 +440,22 @@ def test_foreign_directory_is_refused(tmp_path: Path) -> None:
     assert (Path(config.run_dir) / "thesis.tex").read_text() == "precious"
 
 
+@pytest.mark.parametrize("name", ["TORCHELASTIC_MAX_RESTARTS", "SLURM_RESTART_COUNT"])
+def test_a_job_that_is_restarted_is_not_fresh_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """R13: each restart by torchrun, and each requeue by Slurm, emptied the run once more."""
+    config = tiny_config(tmp_path, copy_data(tmp_path))
+    train(config, fresh=True)
+    monkeypatch.setenv(name, "3")
+    with pytest.raises(ConfigError, match=rf"--fresh would empty the run again.*{name} is 3"):
+        train(config, fresh=True)
+    assert checkpoint_names(Path(config.run_dir)) == ["step-00000006", "step-00000012"]
+    assert train(config, fresh=True, dry_run=True).reason == "dry_run"
+    monkeypatch.setenv(name, "0")
+    train(config, fresh=True)
+
+
 def test_changed_text_is_refused(tmp_path: Path) -> None:
     """Other pairs under the same name would give another plan: no exact resuming."""
     data = copy_data(tmp_path)
