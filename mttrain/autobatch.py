@@ -69,26 +69,34 @@ class Found:
 
 
 def resolve_batch_tokens(
-    config: RunConfig, dataset: TranslationDataset, vocab: tuple[int, int], world: World
+    config: RunConfig,
+    dataset: TranslationDataset,
+    vocab: tuple[int, int],
+    world: World,
+    processes: int | None = None,
 ) -> tuple[RunConfig, Found]:
     """The configuration with a number in place of auto, the same on all processes.
 
-    vocab: sizes of both vocabularies. ConfigError when no batch fits in memory.
+    vocab: sizes of both vocabularies; processes: that will train, if not those of this world.
+    ConfigError when no batch fits in memory.
     """
     lengths = dataset.lengths(0)
-    most = largest_useful(config, int(np.maximum(*lengths).sum(dtype=np.int64)), world.size)
+    processes = processes or world.size
+    cells = np.maximum(*lengths)
+    epoch = cells.sum(dtype=np.int64) if dataset.weights is None else cells @ dataset.weights
+    most = largest_useful(config, int(epoch), processes)
     if most < 2 * LEAST:
         found = Found(most, "the size of the corpus")
     else:
         search = _by_memory if world.device.type == "cuda" else _by_speed
-        with closing(_Probe(config, lengths, vocab, world.device)) as probe:
+        with closing(_Probe(config, lengths, vocab, world.device, processes)) as probe:
             found = search(probe, most, world)
     return with_batch_tokens(config, found.batch_tokens), found
 
 
 def largest_useful(config: RunConfig, cells: int, processes: int) -> int:
-    """The batch with which an epoch has `FEWEST_UPDATES` updates; cells: lengths of the longer
-    sides of all its pairs together."""
+    """The batch with which an epoch has `FEWEST_UPDATES` updates, but `LEAST` tokens; cells:
+    lengths of the longer sides of all its pairs together, each as often as an epoch has it."""
     batches = FEWEST_UPDATES * config.train.accumulate * processes
     return max(LEAST, _rounded(cells / batches))
 
@@ -103,7 +111,7 @@ def _rounded(tokens: float) -> int:
 def _by_memory(probe: _Probe, most: int, world: World) -> Found:
     """Each process searches alone, without waiting for another that has run out of memory; the
     smallest of what they find holds."""
-    limit = probe.memory_limit(world)
+    limit = probe.memory_limit()
     trials: list[tuple[int, float]] = []
 
     def peak(tokens: int) -> int | None:
@@ -216,8 +224,10 @@ class _Probe:
         lengths: tuple[NDArray[np.int32], NDArray[np.int32]],
         vocab: tuple[int, int],
         device: torch.device,
+        processes: int = 1,
     ) -> None:
         self.config, self.vocab, self.device = config, vocab, device
+        self.processes = processes
         self.accumulate = min(config.train.accumulate, _GROUP)
         chosen = np.unique(np.linspace(0, len(lengths[0]) - 1, _SAMPLE).astype(np.int64))
         self.source, self.target = (side[chosen] for side in lengths)
@@ -238,12 +248,12 @@ class _Probe:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def memory_limit(self, world: World) -> int:
+    def memory_limit(self) -> int:
         """Bytes that the allocator may hold at most: a share of what it has and what is free."""
         held = torch.cuda.memory_reserved(self.device)
         share = SAFE * (held + free_memory(self.device))
         # The first update of several processes has the gradients twice, in buckets, too.
-        twice = sum(p.nbytes for p in self.model.parameters()) if world.size > 1 else 0
+        twice = sum(p.nbytes for p in self.model.parameters()) if self.processes > 1 else 0
         return int(share) - twice
 
     def peak(self, tokens: int) -> int | None:

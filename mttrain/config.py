@@ -265,7 +265,11 @@ class TrainConfig(Section):
             yield Problem(sizes[::-1], "give either batch_tokens or batch_size")
         if self.batch_tokens == "auto" and self.parallel == "fsdp":
             # What is probed is the whole model on one process.
-            yield Problem(("batch_tokens", "parallel"), "auto cannot tell with parallel: fsdp")
+            yield Problem(
+                ("batch_tokens", "parallel"),
+                "auto cannot tell with parallel: fsdp; give a number (a run that has begun has it "
+                "in its config.yaml)",
+            )
         limits = ("max_steps", "max_epochs", "max_time")
         if self.max_steps is None and self.max_epochs is None and self.max_time is None:
             yield Problem(limits, "give at least one of max_steps, max_epochs and max_time")

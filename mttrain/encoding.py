@@ -125,9 +125,13 @@ Task = tuple[TextBlock, str | None]
 
 def processes_for(size: int) -> int:
     """How many processes encode `size` bytes of text files; 0: this one does."""
+    from mttrain.machine import cpu_quota  # imports torch, which encoders do without
+
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
+    if (quota := cpu_quota()) is not None:
+        cores = min(cores, max(1, int(quota)))
     return min(cores, MOST) if size >= MANY and cores > 1 else 0
 
 

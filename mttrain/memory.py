@@ -218,7 +218,8 @@ def _attention(setting: Setting, rows: int, queries: int, keys: int) -> int:
     heads = rows * model.num_heads * queries
     kept = {
         "fused": heads * setting.wide,  # the logarithm of each softmax's divisor
-        "explicit": 2 * narrow * heads * keys,  # weights before and after dropout
+        # Weights before dropout, in the type of a softmax, and after it.
+        "explicit": (setting.wide + narrow) * heads * keys,
         "short": narrow * heads * width,
     }
     return inner + kept[setting.kernel]

@@ -6,7 +6,7 @@ of every pair: seconds of the probe / its FLOPs x FLOPs of an epoch. Validations
 the end are not in them. Under torchrun one process is tried, with the whole model, and its part of
 an epoch counted; memory is estimated for each of the processes, as `train.parallel` shares it out.
 
-Price: `PROBE_UPDATES` updates, or those of `PROBE_SECONDS`.
+Price: `PROBE_UPDATES` updates, or those of `PROBE_SECONDS` after the first `_WARM_UP`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from mttrain.memory import (
     training_memory,
 )
 from mttrain.model import Transformer
+from mttrain.progress import Progress
 from mttrain.runlog import RunLog
 from mttrain.update import cells_at_once
 from mttrain.utilisation import measured_peak
@@ -48,15 +49,15 @@ _UNITS = (86400, "days", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run is built of. done: updates that the run in the directory has already; processes:
-    that will train, of which this one is tried."""
+    """What a run is built of. done: how far the run in the directory has come; processes: that will
+    train, of which this one is tried."""
 
     config: RunConfig
     dataset: TranslationDataset
     model: Transformer
     world: World
     log: RunLog
-    done: int
+    done: Progress
     processes: int = 1
 
     @property
@@ -152,11 +153,17 @@ class _Kept(RunLog):
 def _tried(parts: Parts) -> tuple[str, list[dict[str, Any]], int | None]:
     """Train for some updates: why that ended, their records, and bytes that a GPU held."""
     config, device = parts.config, parts.world.device
-    limits = {"max_steps": PROBE_UPDATES, "max_epochs": None, "max_time": PROBE_SECONDS}
     rhythm = {"log_every": 1, "valid_every": _NEVER, "patience": None}
+
+    def until(updates: int, seconds: int | None) -> RunConfig:
+        limits = {"max_steps": updates, "max_epochs": None, "max_time": seconds}
+        return config.model_copy(
+            update={"train": config.train.model_copy(update={**limits, **rhythm})}
+        )
+
     log = _Kept()
     trainer = Trainer(
-        config.model_copy(update={"train": config.train.model_copy(update={**limits, **rhythm})}),
+        until(_WARM_UP, None),
         parts.model,
         parts.dataset,
         parts.world,
@@ -167,7 +174,11 @@ def _tried(parts: Parts) -> tuple[str, list[dict[str, Any]], int | None]:
     parts.log.say(f"training for {PROBE_UPDATES} updates on {device}, to see how long it takes")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    reason = trainer.run()
+    reason = trainer.run()  # compiling and the like, however long it takes
+    if reason == "max_steps":
+        trainer.config = until(PROBE_UPDATES, PROBE_SECONDS)
+        trainer.progress.elapsed = 0.0
+        reason = trainer.run()
     held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
     return reason, log.updates, held
 
@@ -209,12 +220,12 @@ def estimate(
     updates: Sequence[Mapping[str, Any]],
     epoch_flops: float,
     updates_per_epoch: int,
-    done: int,
+    done: Progress,
 ) -> dict[str, Any]:
     """Times of an epoch and of all training that is left.
 
     updates: records of the probe, the first of which prepare kernels and memory and do not count;
-    done: updates that are trained already. No updates, whose gradients were not finite, give None.
+    done: what is trained already. No updates, whose gradients were not finite, give None.
     """
     timed = updates[min(_WARM_UP, len(updates) - 1) :] if updates else []
     if not timed:
@@ -228,9 +239,9 @@ def estimate(
         "max_epochs": train.max_epochs and train.max_epochs * updates_per_epoch,
     }
     each = epoch_seconds / updates_per_epoch
-    left = {name: each * max(0, end - done) for name, end in ends.items() if end is not None}
+    left = {name: each * max(0, end - done.update) for name, end in ends.items() if end is not None}
     if train.max_seconds is not None:
-        left["max_time"] = train.max_seconds
+        left["max_time"] = max(0.0, train.max_seconds - done.elapsed)
     limit = min(left, key=lambda name: left[name])
     return {
         "probe_updates": len(timed),
@@ -238,7 +249,7 @@ def estimate(
         "flops_per_second": flops / seconds,
         "waiting": round(waited / seconds, 4),
         "epoch_seconds": round(epoch_seconds, 2),
-        "updates_done": done,
+        "updates_done": done.update,
         "limit": limit,
         "seconds_left": round(left[limit], 2),
     }

@@ -109,14 +109,14 @@ class Run:
             return TrainResult(reason, self.run_dir, read_index(self.run_dir).best)
         return self._finish(reason)
 
-    def rehearse(self, done: int, processes: int) -> TrainResult:
+    def rehearse(self, done: Progress, processes: int) -> TrainResult:
         """Say what training would work on, what it needs and how long it takes.
 
-        done: updates that the run has already; processes: that will train.
+        done: how far the run has come; processes: that will train.
         """
         self.tokenizers = tokenizers_of_run(self.config, self.world, self.log)
         self._load_text()
-        self._choose_batch()
+        self._choose_batch(processes)
         self.model = self._new_model()
         self._say_sizes()
         parts = Parts(self.config, self.dataset, self.model, self.world, self.log, done, processes)
@@ -174,13 +174,18 @@ class Run:
         dropping = TranslationDataset(train, tokenizers, drop, config.seed)
         return dropping, TranslationDataset(valid)
 
-    def _choose_batch(self) -> None:
-        """Put a number in the place of `train.batch_tokens: auto`; config.yaml keeps it."""
+    def _choose_batch(self, processes: int | None = None) -> None:
+        """Put a number in the place of `train.batch_tokens: auto`; config.yaml keeps it.
+
+        processes: that will train, if not those of this world.
+        """
         if self.config.train.batch_tokens != "auto":
             return
         source, target = self.tokenizers
         sizes = source.size, target.size
-        self.config, found = resolve_batch_tokens(self.config, self.dataset, sizes, self.world)
+        self.config, found = resolve_batch_tokens(
+            self.config, self.dataset, sizes, self.world, processes
+        )
         if self.world.is_main:
             write_config(self.config)
         self.log.event("batch_tokens", step=0, **vars(found))

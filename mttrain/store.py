@@ -161,7 +161,7 @@ def open_store(
     say = say or (lambda _: None)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        sweep(directory)
+        sweep(index_path)
         name = SPLIT_NAMES[split]
         with maker(index_path, lambda: say(f"another process encodes the {name} text")) as folder:
             index = _read_index(index_path, key, words)  # perhaps one was waited for

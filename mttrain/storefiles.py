@@ -167,12 +167,14 @@ def left_over(index_path: Path) -> bool:
     return any(thing.exists() for thing in things) and os.access(index_path.parent, os.W_OK)
 
 
-def sweep(directory: Path) -> None:
-    """Remove what encoders of other stores have left that were killed more than a day ago.
+def sweep(index_path: Path) -> None:
+    """Remove what encoders of other stores beside this one have left that were killed more than a
+    day ago; with what this one's has left, its next encoder goes on.
 
     One that is at work replaces the journal in its folder all the time.
     """
-    for old in filter(lambda path: _UNFINISHED.fullmatch(path.name), directory.iterdir()):
+    for old in filter(lambda path: _UNFINISHED.fullmatch(path.name), index_path.parent.iterdir()):
         with suppress(OSError):
-            if time.time() - old.stat().st_mtime > _ABANDONED:
+            own = old.stem == index_path.stem
+            if not own and time.time() - old.stat().st_mtime > _ABANDONED:
                 shutil.rmtree(old, ignore_errors=True)

@@ -19,9 +19,17 @@ from mttrain.config import DataConfig, RunConfig
 from mttrain.distributed import World, joined_world
 from mttrain.errors import ConfigError
 from mttrain.metrics import bleu_tokenizer, require_tokenizer
-from mttrain.progress import TrainResult, limit_reached
+from mttrain.progress import Progress, TrainResult, limit_reached
 from mttrain.run import Run
-from mttrain.rundir import LOG, SHARED, SOURCE, TARGET, checkpoint_names
+from mttrain.rundir import (
+    LOG,
+    SHARED,
+    SOURCE,
+    STATE_VALUES,
+    TARGET,
+    checkpoint_names,
+    read_json,
+)
 from mttrain.runlog import RunLog, read_log
 from mttrain.runsetup import (
     STORE_FILE,
@@ -112,12 +120,19 @@ def _rehearse(config: RunConfig, fresh: bool) -> TrainResult:
             if begun and (run_dir / name).exists():
                 shutil.copy(run_dir / name, folder)
         log = Path(folder) / LOG
-        done = checkpoint_names(run_dir)[-1:] if begun else []
-        updates = max([0, *(int(name.removeprefix("step-")) for name in done)])
-        result = Run(config, world, RunLog(log)).rehearse(
-            updates, int(os.environ.get("WORLD_SIZE", "1"))
-        )
+        done = _progress(run_dir) if begun else Progress()
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        result = Run(config, world, RunLog(log)).rehearse(done, processes)
         return replace(result, records=read_log(log))
+
+
+def _progress(run_dir: Path) -> Progress:
+    """How far the run has come: what the newest of its states says."""
+    folders = (run_dir / "checkpoints" / name for name in reversed(checkpoint_names(run_dir)))
+    newest = next((folder for folder in folders if (folder / STATE_VALUES).exists()), None)
+    if newest is None:
+        return Progress()
+    return Progress.from_dict(read_json(newest / STATE_VALUES)["progress"])
 
 
 def _text_beside(config: RunConfig, folder: Path) -> DataConfig:

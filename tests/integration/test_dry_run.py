@@ -11,6 +11,8 @@ import pytest
 from mttrain import autobatch, rehearsal
 from mttrain.cli import main
 from mttrain.config import RunConfig, dump_config
+from mttrain.loop import Trainer
+from mttrain.progress import Progress
 from mttrain.rehearsal import PROBE_UPDATES, estimate, in_words
 from mttrain.runlog import read_log
 from mttrain.trainer import train
@@ -152,6 +154,37 @@ def test_tries_auto(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyP
     assert found["batch_tokens"] in (512, 1024) and not Path(config.run_dir).exists()
 
 
+def test_auto_counts_what_an_epoch_holds(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For eight processes, and of a corpus of which an epoch has an eighth, the batch was that of
+    one process and of the whole corpus: an epoch had one update."""
+    monkeypatch.setattr(rehearsal, "PROBE_UPDATES", 3)
+    config = prepared(tmp_path, count=2500, batch_tokens="auto")
+    corpora = [config.data.train[0].model_copy(update={"weight": 0.125})]
+    less = config.model_copy(update={"data": config.data.model_copy(update={"train": corpora})})
+    said = "train.batch_tokens auto: 512, by the size of the corpus"
+    assert said in dry_run(less, tmp_path, capsys)[1]
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert said in dry_run(config, tmp_path, capsys)[1]
+
+
+def test_first_updates_may_take_long(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling took all the time of the probe: its one update was the estimate."""
+    plain = Trainer._update
+
+    def slow(self: Trainer, *arguments: Any) -> None:
+        plain(self, *arguments)
+        if self.progress.update == 1:
+            self._lap -= 1e6  # as if that had taken days
+
+    monkeypatch.setattr(Trainer, "_update", slow)
+    found, _ = dry_run(prepared(tmp_path), tmp_path, capsys)
+    assert found["estimate"]["probe_updates"] > 1
+
+
 def test_under_torchrun(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process speaks for all: an epoch has half of the updates where two processes train."""
     monkeypatch.setattr(rehearsal, "PROBE_UPDATES", 3)
@@ -176,16 +209,16 @@ def test_times_by_hand(tmp_path: Path) -> None:
         {"flops": flops, "flops_per_second": flops / seconds, "waiting": share}
         for seconds, flops, share in times
     ]
-    found = estimate(config.train, probe, 100e9, 50, 20)
+    found = estimate(config.train, probe, 100e9, 50, Progress(update=20))
     assert found["epoch_seconds"] == 200.0 and found["flops_per_second"] == 5e8
     assert (found["limit"], found["seconds_left"]) == ("max_epochs", 200 / 50 * (3 * 50 - 20))
     assert found["waiting"] == round(0.5 * 4 / 6, 4)
-    found = estimate(config.train, probe[:1], 100e9, 50, 145)
+    found = estimate(config.train, probe[:1], 100e9, 50, Progress(update=145))
     assert (found["probe_updates"], found["epoch_seconds"]) == (1, 900.0)
     assert found["seconds_left"] == 900 / 50 * 5
-    found = estimate(config.train, probe, 1e14, 50, 0)
-    assert (found["limit"], found["seconds_left"]) == ("max_time", 3600.0)
-    assert estimate(config.train, [], 1e14, 50, 0)["epoch_seconds"] is None
+    found = estimate(config.train, probe, 1e14, 50, Progress(elapsed=600.0))
+    assert (found["limit"], found["seconds_left"]) == ("max_time", 3000.0)
+    assert estimate(config.train, [], 1e14, 50, Progress())["epoch_seconds"] is None
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mttrain import textblocks
-from mttrain.encoding import Arrays, BlockEncoder, EncoderLost, encoders, processes_for
+from mttrain import machine, textblocks
+from mttrain.encoding import (
+    MOST,
+    Arrays,
+    BlockEncoder,
+    EncoderLost,
+    encoders,
+    processes_for,
+)
 from mttrain.errors import DataError
 from mttrain.pairrules import PairRules
 from mttrain.pairs import ParallelText
@@ -111,6 +118,12 @@ def test_encoders_load_little() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_little_text_needs_no_processes() -> None:
+def test_little_text_needs_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a container that may use one of 64 cores gets no dozen of them, in whose memory they do
+    not fit."""
     assert processes_for(1000) == 0
     assert processes_for(1 << 40) <= max(len(os.sched_getaffinity(0)), 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    for quota, count in ((None, MOST), (3.5, 3), (0.5, 0)):
+        monkeypatch.setattr(machine, "cpu_quota", lambda quota=quota: quota)
+        assert processes_for(1 << 40) == count
