@@ -118,6 +118,9 @@ def _sigterm_raises() -> Iterator[None]:
     """Turn SIGTERM into an exception, unless somebody else handles it already."""
 
     def handle(number: int, frame: FrameType | None) -> None:
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            # An order to the whole group comes once more from torchrun: not amid the cleaning up.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise _Terminated
 
     ours = (

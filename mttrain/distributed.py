@@ -90,6 +90,12 @@ class World:
                 time.sleep(_PAUSE)
         self.barrier()
 
+    def from_main(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor of rank 0, in the place of one of its shape and type in a CPU's memory."""
+        if self.size > 1:
+            dist.broadcast(tensor, 0)
+        return tensor
+
     def gather_texts(self, texts: Sequence[str]) -> list[list[str]]:
         """The lists of all ranks, in rank order, on every rank."""
         if self.size == 1:

@@ -6,16 +6,21 @@ updates (`train.ema`). All are scored on the validation set with the decode sett
 kept under its own name and named in the index, of equal ones the first. The test set is scored
 once, with that one.
 
+Rank 0 finds, reads and averages; the others take its weights, since on a shared file system they
+may see other files, or later.
+
 Price: one validation for each candidate, and reading the checkpoints of each mean.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mttrain.checkpoint import (
@@ -23,7 +28,6 @@ from mttrain.checkpoint import (
     Tokenizers,
     average_checkpoints,
     checkpoint_names,
-    copy_weights,
     load_model,
     read_index,
     save_checkpoint,
@@ -124,7 +128,7 @@ class Ending:
 
     def choose(self, ema: Mapping[str, Tensor] | None) -> str:
         """Score all candidates and keep the best one; returns the name of its checkpoint."""
-        choices = candidates(self.run_dir, read_index(self.run_dir), self.config.train, ema)
+        choices = self._choices(ema)
         best = choices[0]
         if len(choices) > 1:
             found = [self._score(choice) for choice in choices]
@@ -138,9 +142,26 @@ class Ending:
             self._forget_others(best.name)
         return best.name
 
+    def _choices(self, ema: Mapping[str, Tensor] | None) -> list[Candidate]:
+        """The candidates of rank 0, on every rank; only there they have weights."""
+        found: list[Candidate] = []
+        if self.world.is_main:
+            found = candidates(self.run_dir, read_index(self.run_dir), self.config.train, ema)
+        told = [json.dumps((choice.name, choice.checkpoints)) for choice in found]
+        known = map(json.loads, self.world.gather_texts(told)[0])
+        return found or [Candidate(name, tuple(members), dict) for name, members in known]
+
+    def _take(self, weights: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Give the model, on every rank, the weights that rank 0 has."""
+        made = weights() if self.world.is_main else {}
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                value = torch.empty_like(parameter, device="cpu")
+                parameter.copy_(self.world.from_main(value.copy_(made[name]) if made else value))
+
     def _score(self, choice: Candidate) -> Evaluation:
         """With the decode settings, to the end; the model then has these weights."""
-        copy_weights(self.model, choice.weights())
+        self._take(choice.weights)
         beam = self.config.decode.beam
         found = self.validator.evaluate(self.model, self.valid_set, beam)
         assert found is not None
@@ -187,8 +208,8 @@ class Ending:
 
     def test(self, best: str, text: tuple[list[str], list[str]]) -> list[Score]:
         """Translate and score the test set with the best checkpoint and the decode settings."""
-        bundle = load_model(self.run_dir / "checkpoints" / best)
-        copy_weights(self.model, dict(bundle.model.named_parameters()))
+        folder = self.run_dir / "checkpoints" / best
+        self._take(lambda: dict(load_model(folder).model.named_parameters()))
         corpus = self.config.data.test
         assert corpus is not None, "there is a text of it"
         validator = Validator(self.config, self.tokenizers, corpus, text, self.world)

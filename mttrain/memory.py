@@ -15,7 +15,7 @@ H heads, V types of the target.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -61,7 +61,8 @@ class Sizes(NamedTuple):
 @dataclass(frozen=True)
 class Memory:
     """Bytes of one process. average: the running mean of `train.ema`; copies: of weights, joined,
-    in another type, or gathered from other processes; working: alive for a moment only."""
+    in another type, or gathered from other processes; working: alive for a moment only; whole: the
+    gathered weights of a sharded model, at validations and checkpoints, in place of these three."""
 
     weights: int
     gradients: int
@@ -70,17 +71,20 @@ class Memory:
     copies: int
     activations: int
     working: int
+    whole: int = 0
 
     @property
     def total(self) -> int:
-        """All of it."""
-        return sum(asdict(self).values())
+        """The most that is there at a time."""
+        state = self.weights + self.gradients + self.moments + self.average
+        return state + max(self.copies + self.activations + self.working, self.whole)
 
     def text(self) -> str:
         """One line: the total and its parts, in MB or GB."""
-        parts = (f"{f.name} {readable(getattr(self, f.name))}" for f in fields(self))
+        parts = (f"{f.name} {readable(getattr(self, f.name))}" for f in fields(self)[:-1])
         kept = ", ".join(part for part in parts if not part.endswith(" 0 MB"))
-        return f"{readable(self.total)}: {kept}"
+        apart = f"; or whole weights {readable(self.whole)} in place of the last"
+        return f"{readable(self.total)}: {kept}{apart if self.whole else ''}"
 
 
 def readable(size: float) -> str:
@@ -135,6 +139,7 @@ def training_memory(setting: Setting, shape: BatchShape) -> Memory:
         copies=weight_copies(setting) + _gathered(setting, sizes),
         activations=saved_activations(setting, shape),
         working=_working(setting, shape),
+        whole=WIDE * sizes.total if setting.shards > 1 else 0,
     )
 
 

@@ -49,6 +49,7 @@ from mttrain.rehearsal import Parts, rehearse
 from mttrain.rundir import LOG, LOWER_IS_BETTER
 from mttrain.runlog import RunLog, read_log
 from mttrain.runsetup import tokenizers_of_run, write_config
+from mttrain.store import text_hashes
 from mttrain.utilisation import measured_peak
 from mttrain.validation import Validator, text_meta
 
@@ -265,7 +266,7 @@ class Run:
 
     def _check_same_text(self, meta: dict[str, Any], folder: Path) -> None:
         """Refuse to go on over other text: the plan of the batches, or the scores, would change."""
-        now, then = self._text_hashes(), meta.get("text_hashes")
+        now, then = text_hashes(self.dataset.store, self.valid_set.store), meta.get("text_hashes")
         if then != now:
             known = then if isinstance(then, dict) else {}
             changed = ", ".join(name for name in now if known.get(name) != now[name])
@@ -273,19 +274,6 @@ class Run:
                 f"{folder}: text has changed since this run began: {changed}. Put the old files "
                 "back, or start again with --fresh."
             )
-
-    def _text_hashes(self) -> dict[str, str]:
-        """SHA-256 of each text file of training and validation, by its name.
-
-        Of a file of pairs the sum covers the languages that a corpus reads: it has a sum for each
-        reading.
-        """
-        found: dict[str, dict[str, None]] = {}
-        for dataset in (self.dataset, self.valid_set):
-            for corpus in dataset.store.index["corpora"]:
-                for name, digest in zip(corpus["files"], corpus["sha256"], strict=True):
-                    found.setdefault(name, {})[digest] = None
-        return {name: " ".join(digests) for name, digests in found.items()}
 
     def _forget_later(self, update: int) -> None:
         """Remove what is not on the way to `update`: damaged checkpoints, and the score of what
@@ -358,7 +346,7 @@ class Run:
     def _meta(self, scores: dict[str, float]) -> dict[str, Any]:
         content = {
             **text_meta(self.config.data),
-            "text_hashes": self._text_hashes(),
+            "text_hashes": text_hashes(self.dataset.store, self.valid_set.store),
             "decode": self.config.decode.model_dump(mode="json"),
             "scores": scores,
         }

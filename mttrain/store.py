@@ -131,6 +131,20 @@ class EncodedCorpus:
         return f"{line}; skipped {_describe(self.index)}" if self.skipped else line
 
 
+def text_hashes(*stores: EncodedCorpus) -> dict[str, str]:
+    """SHA-256 of each text file of these stores, by its name.
+
+    Of a file of pairs the sum covers the languages that a corpus reads: it has a sum for each
+    reading.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for store in stores:
+        for corpus in store.index["corpora"]:
+            for name, digest in zip(corpus["files"], corpus["sha256"], strict=True):
+                found.setdefault(name, {})[digest] = None
+    return {name: " ".join(digests) for name, digests in found.items()}
+
+
 def open_store(
     corpora: Sequence[ParallelText],
     tokenizers: tuple[Tokenizer, Tokenizer],

@@ -239,7 +239,7 @@ def tables(assumed: Assumptions) -> dict[str, str]:
 def memory_row(plan: Plan) -> tuple[str, ...]:
     memory = plan.memory
     state = memory.weights + memory.gradients + memory.moments
-    rest = memory.total - state - memory.activations
+    rest = memory.average + memory.copies + memory.working
     return (
         plan.name + (", sharded" if plan.sharded else ""),
         str(plan.gpus),

@@ -320,6 +320,24 @@ def test_sigterm_ends_like_an_exception(monkeypatch: Any, capsys: Capture) -> No
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_an_order_that_torchrun_repeats_is_one(monkeypatch: Any, capsys: Capture) -> None:
+    """R20: the second of them came while what was encoded was being saved, and ended that."""
+    saved = []
+
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            saved.append(True)
+
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    one_off(monkeypatch, work)
+    assert main(["boom"]) == 143 and saved
+    assert capsys.readouterr().err == "terminated\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
 )

@@ -179,3 +179,21 @@ def test_a_signal_to_one_rank_stops_all_with_one_checkpoint(runs: Runs) -> None:
     assert checkpoint_names(Path(config.run_dir)) == ["step-00000007"]
     finish_ranks(runs.folder / "signal-one", [runs.config("signal", accumulate=2)], ranks=1)
     assert_same(runs.tensors("one"), runs.tensors("signal"))
+
+
+def test_the_end_is_what_rank_0_sees(tmp_path: Path) -> None:
+    """Each rank listed and read the checkpoints for itself: where a shared file system shows them
+    late, ranks scored other candidates than rank 0, and waited for one another."""
+    runs = Runs(tmp_path)
+    config = runs.config("late", max_steps=6, valid_every=2, average=2, average_of="both", ema=None)
+    blind = (
+        "import mttrain.ending as ending\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    ending.checkpoint_names = lambda run_dir: []\n"
+        "    ending.average_checkpoints = ending.read_index = None\n"
+    )
+    finish_ranks(tmp_path / "ranks", [config], before=blind)
+    (found,) = (
+        r for r in read_log(Path(config.run_dir) / "log.jsonl") if r["kind"] == "candidates"
+    )
+    assert [len(c["checkpoints"]) for c in found["candidates"]][:2] == [1, 2]

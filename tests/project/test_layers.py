@@ -151,7 +151,7 @@ EDGE = {
     "pictures", "report", "report_page", "report_parts", "rerank", "schema", "starter", "survey",
     "textcheck", "textreport", "textrules", "textsides", "tuning",
 }  # fmt: skip
-MAX_CORE_CODE_LINES = 11900  # without blank lines, comments and docstrings
+MAX_CORE_CODE_LINES = 12050  # without blank lines, comments and docstrings
 MAX_EDGE_CODE_LINES = 6500
 MAX_CORE_MODULES = 77
 

@@ -186,6 +186,20 @@ def test_gathered_layers_are_in_full_precision() -> None:
     assert shared - plain == gathered * (4 + 4)
 
 
+def test_a_sharded_model_is_whole_at_times() -> None:
+    """Validations and checkpoints need the whole weights on the device: of many shares of a large
+    model that is more than an update takes, and was left out."""
+    model = ModelConfig(d_model=256, d_ff=1024, encoder_layers=6, decoder_layers=6)
+    total = Sizes.of(model, 500, 500).total
+    for shape in (BatchShape(1, 5, 5), BatchShape(500, 60, 60)):
+        memory = training_memory(Setting(model, 500, 500, shards=1000, recompute=True), shape)
+        update = memory.copies + memory.activations + memory.working
+        assert memory.whole == 4 * total and (update > memory.whole) == (shape.rows > 1)
+        state = memory.weights + memory.gradients + memory.moments
+        assert memory.total == state + max(update, memory.whole)
+        assert "; or whole weights" in memory.text()
+
+
 def test_text() -> None:
     memory = Memory(10**9, 10**9, 2 * 10**9, 0, 0, 5 * 10**6, 10**6)
     assert memory.text() == (
