@@ -10,7 +10,7 @@ import torch
 
 from mttrain.dataset import Batch
 from mttrain.distributed import World
-from mttrain.memory import BatchShape, Setting, training_memory
+from mttrain.memory import BatchShape, Setting, attention_kernel, training_memory
 from mttrain.model import Transformer
 from mttrain.runlog import read_log
 from mttrain.trainer import train
@@ -42,13 +42,15 @@ def test_auto_takes_what_memory_allows(tmp_path: Path) -> None:
     assert updates[-1]["cut"] == 0 and updates[-1]["utilisation"] > 0
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_memory_is_near_the_estimate(tmp_path: Path, precision: str) -> None:
-    """Of an update in which everything is full length."""
+def test_memory_is_near_the_estimate(tmp_path: Path, precision: str, dropout: float) -> None:
+    """Of an update in which everything is full length; with dropout of attention weights, whose
+    softmax autocast leaves in float32."""
     device = torch.device("cuda")
     files = {"source": "a", "target": "b"}
     config = tiny_config(
-        tmp_path, {"train": files, "valid": files}, model=LARGE,
+        tmp_path, {"train": files, "valid": files}, model={**LARGE, "attention_dropout": dropout},
         train={"precision": precision, "device": "cuda"},
     )  # fmt: skip
     torch.cuda.empty_cache()
@@ -62,7 +64,8 @@ def test_memory_is_near_the_estimate(tmp_path: Path, precision: str) -> None:
     for update in (1, 2):
         updater.run([Batch(ids, ids, ids, list(range(shape.rows)), tokens, tokens)], tokens, update)
     used = torch.cuda.max_memory_allocated() - before
-    setting = Setting(config.model, 8000, 8000, narrow=2 if precision == "bf16" else 4)
+    narrow, kernel = 2 if precision == "bf16" else 4, attention_kernel(config.model, False, shape)
+    setting = Setting(config.model, 8000, 8000, narrow=narrow, kernel=kernel)
     estimate = training_memory(setting, shape).total
     assert 0.6 * estimate < used < 1.2 * estimate
 
