@@ -68,15 +68,17 @@ class _ProjectedLoss(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if wanted else None
         for start, end in _chunks(hidden, weight.shape[0] * passes, rows):
             places = [slice(start + i * rows, end + i * rows) for i in range(passes)]
-            grads = sums.add([hidden[place] for place in places], targets[start:end], wanted)
-            if grad_hidden is None or grad_weight is None:
+            block = torch.cat([hidden[place] for place in places])
+            found = sums.add(block, targets[start:end], wanted)
+            if found is None or grad_hidden is None or grad_weight is None:
                 continue
-            for place, wide_grad in zip(places, grads, strict=True):
-                grad = wide_grad.to(hidden.dtype)
-                grad_hidden[place] = product(grad, projection.t())
-                weight_gradient(grad, hidden[place], grad_weight)
+            grad = found.to(hidden.dtype)
+            pieces = product(grad, projection.t()).chunk(passes)
+            for place, piece in zip(places, pieces, strict=True):
+                grad_hidden[place] = piece
+            weight_gradient(grad, block, grad_weight)
         if grad_hidden is not None and grad_weight is not None:
-            sums.smooth(hidden, grad_hidden, grad_weight)
+            sums.finish(hidden, grad_hidden, grad_weight)
             ctx.save_for_backward(grad_hidden, grad_weight)
         loss, rest = sums.total[0].clone(), sums.total[1:].clone()
         ctx.mark_non_differentiable(rest)
@@ -105,7 +107,11 @@ def _chunks(hidden: Tensor, vocab: int, rows: int) -> list[tuple[int, int]]:
 
 
 class _Sums:
-    """Adds up the loss chunk by chunk; `total` [3]: loss, nll, correct."""
+    """Adds up the loss chunk by chunk; `total` [3]: loss, nll, correct.
+
+    What counts here is how often a chunk of logits is read and written: each pass over it takes as
+    long as a third of a matrix product in bfloat16.
+    """
 
     def __init__(
         self,
@@ -115,51 +121,47 @@ class _Sums:
         consistency: float,
         passes: int,
     ) -> None:
-        self.weight, self.smoothing = weight, smoothing
+        self.weight, self.smoothing, self.passes = weight, smoothing, passes
         self.column_sums = weight.sum(0, dtype=dtype)  # [D], of the rows of the weight
         self.share = 1.0 / passes
         self.kl_share = 0.25 * consistency
+        # By what the gradients that `add` returns are to be multiplied.
+        self.scale = -self.kl_share if self.kl_share else self.share
         self.total = torch.zeros(3, dtype=dtype, device=weight.device)
 
-    def add(self, blocks: list[Tensor], targets: Tensor, wanted: bool) -> list[Tensor]:
-        """One chunk, a block of rows [R, D] for each pass; returns the gradients of the logits,
-        [R, V] for each pass, when they are wanted, but for what `smooth` adds."""
-        logits = [product(rows, self.weight).to(self.total.dtype) for rows in blocks]
-        gap = logits[0] - logits[1] if self.kl_share else None
-        each = [self._likelihood(rows, z, targets) for rows, z in zip(blocks, logits, strict=True)]
-        probs = [p for p, _ in each]
-        if gap is not None:
-            gap.sub_(each[0][1] - each[1][1])  # log p1 - log p2
-            grads = self._divergence(probs[0], probs[1], gap, wanted)
-        elif self.share != 1.0:
-            grads = [p.mul_(self.share) for p in probs]
-        else:
-            grads = probs
+    def add(self, block: Tensor, targets: Tensor, wanted: bool) -> Tensor | None:
+        """One chunk: R rows of each pass, block [C*R, D], targets [R]; returns the gradients of the
+        logits [C*R, V], but for what `finish` does, when they are wanted."""
+        logits = product(block, self.weight).to(self.total.dtype)
+        gap = torch.sub(*logits.chunk(2)) if self.kl_share else None
+        places = targets.repeat(self.passes)[:, None]
+        probs, norm = self._likelihood(block, logits, places)
+        grad = probs if gap is None else self._divergence(probs, gap, norm, wanted)
         if not wanted:
-            return []
-        for grad in grads:
-            chosen = grad.new_full((len(targets), 1), self.share * (self.smoothing - 1.0))
-            grad.scatter_add_(1, targets[:, None], chosen)
-        return grads
+            return None
+        chosen = self.share * (self.smoothing - 1.0) / self.scale
+        return grad.scatter_add_(1, places, grad.new_full(places.shape, chosen))
 
-    def smooth(self, hidden: Tensor, grad_hidden: Tensor, grad_weight: Tensor) -> None:
-        """Add what the smoothing's share of all types, -e / V in every logit's gradient, does to
-        the gradients of hidden [C*R, D] and weight [V, D]: the same for all rows of each, so no
-        pass over the logits is needed."""
+    def finish(self, hidden: Tensor, grad_hidden: Tensor, grad_weight: Tensor) -> None:
+        """Scale the gradients of hidden [C*R, D] and weight [V, D], and add what the smoothing's
+        share of all types, -e / V in every logit's gradient, does to them: the same for all rows of
+        each, so no pass over the logits is needed."""
+        grad_hidden.mul_(self.scale)
+        grad_weight.mul_(self.scale)
         if self.smoothing:
             each = self.share * self.smoothing / self.weight.shape[0]
             grad_hidden.sub_((each * self.column_sums).to(grad_hidden.dtype))
             grad_weight.sub_(each * hidden.sum(0, dtype=self.total.dtype))
 
-    def _likelihood(self, rows: Tensor, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the smoothed loss of one pass; returns probabilities [R, V], in place of the logits
-        on a CPU, and log sum exp(z) [R, 1].
+    def _likelihood(self, rows: Tensor, logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the smoothed loss of all passes; returns probabilities [C*R, V], in place of the
+        logits on a CPU, and log sum exp(z) [C*R, 1].
 
         With p = softmax(z), V types and smoothing e, the loss of one row is
         (1 - e) * -log p[y] + e / V * sum_v -log p[v]   (Szegedy et al. 2016, section 7)
         and its gradient in the logits is p - (1 - e) * onehot(y) - e / V.
         """
-        picked, highest = logits.gather(1, targets[:, None]), logits.amax(1, keepdim=True)
+        picked, highest = logits.gather(1, places), logits.amax(1, keepdim=True)
         # In place on a CPU, where memory that is new to the caches is slow.
         probs = torch.softmax(logits, -1, out=logits if logits.device.type == "cpu" else None)
         # log sum exp(z) from the largest probability, at least 1 / V: no second pass of exp.
@@ -174,23 +176,35 @@ class _Sums:
         self.total.add_(found, alpha=self.share)
         return probs, norm
 
-    def _divergence(self, p: Tensor, q: Tensor, gap: Tensor, wanted: bool) -> list[Tensor]:
+    def _divergence(self, probs: Tensor, gap: Tensor, norm: Tensor, wanted: bool) -> Tensor:
         """Add the divergence of two passes; returns the gradients of both, cross-entropy's
-        probabilities included. p, q [R, V]: probabilities; gap [R, V] = log p - log q, used up.
+        probabilities included, one below the other, divided by -w; w is `kl_share`.
+
+        probs [2R, V]: p of one pass, q of the other; gap [R, V]: the difference of their logits,
+        used up; norm [2R, 1]: log sum exp of each.
 
         R-Drop (Liang et al. 2021, equations 1 to 3) adds a/2 * (KL(p|q) + KL(q|p)) to the sum of
         the losses of both passes; here everything is half of that, so that a = 0 leaves a mean.
-        The gradient of KL(p|q) in p's logits is p * (gap - KL(p|q)), in q's it is q - p.
+        With d = log p - log q = gap - n, where n is the difference of the norms, the gradient of
+        KL(p|q) in p's logits is p * (d - KL(p|q)), in q's it is q - p: of both together and of the
+        likelihood
+        p * (w * (d - KL(p|q)) + w + share) - w * q, and for q with -d and KL(q|p).
         """
-        kl = [(p * gap).sum(1, keepdim=True), -(q * gap).sum(1, keepdim=True)]
-        w = self.kl_share
+        (p, q), w = probs.chunk(2), self.kl_share
+        shift = torch.sub(*norm.chunk(2))
+        grads = torch.empty_like(probs)
+        first, second = grads.chunk(2)
+        inside, outside = (torch.mul(x, gap, out=first).sum(1, keepdim=True) for x in (p, q))
+        kl = inside - shift, shift - outside
         self.total[0] += w * (kl[0] + kl[1]).sum()
         if not wanted:
-            return []
-        first = gap * w
-        first.add_(self.share + w - w * kl[0]).mul_(p).sub_(q, alpha=w)
-        second = gap.mul_(-w).add_(self.share + w - w * kl[1]).mul_(q).sub_(p, alpha=w)
-        return [first, second]
+            return grads
+        rest = 1.0 + self.share / w
+        torch.add(gap, rest - shift - kl[0], out=first)
+        torch.sub(rest + shift - kl[1], gap, out=second)
+        torch.addcmul(q, p, first, value=-1, out=first)
+        torch.addcmul(p, q, second, value=-1, out=second)
+        return grads
 
 
 def smoothed_loss(
