@@ -224,7 +224,9 @@ class TrainConfig(Section):
         None, description="stop after this many validations without a better best; null = never"
     )
     keep_last: Positive = Field(10, description="newest checkpoints kept, besides the best ones")
-    average: NotNegative = Field(10, description="checkpoints averaged at the end; 0 = no average")
+    average: NotNegative = Field(
+        10, description="checkpoints averaged at the end, 2 or more; 0 = no average"
+    )
     average_of: Literal["last", "best", "both"] = Field(
         "last", description="which checkpoints are averaged: the last, the best, or each of the two"
     )

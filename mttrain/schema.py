@@ -46,6 +46,7 @@ def json_schema() -> Node:
     sections["train"]["anyOf"] = [
         {"required": [name], "properties": {name: {"not": _ABSENT}}} for name in _LIMITS
     ]
+    sections["train"]["properties"]["average"]["not"] = {"const": 1}  # one is no mean
     _set_corpora(sections["data"]["properties"])
     root["definitions"] = {"corpus": _corpus(_plain(known["CorpusConfig"], known))}
     root |= {"$schema": "http://json-schema.org/draft-07/schema#", "title": TITLE}

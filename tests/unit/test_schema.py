@@ -326,7 +326,8 @@ def test_what_is_valid_loads(path: tuple[Any, ...], value: Any) -> None:
             "has no effect|is above|give either|give at least|needs|is not divisible|is required "
             "with|leaves no step|is given alone|is none of|for both sides|is not a language code|"
             "wants two names|wants a number|have a weight|holds both sides|an effect only|1 to |"
-            "counted from 1|only with|no training corpus has|makes no tag",
+            "counted from 1|only with|no training corpus has|makes no tag|"
+            "is required: all training corpora",
             line,
         ), line
 
