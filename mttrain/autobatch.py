@@ -73,15 +73,14 @@ def resolve_batch_tokens(
     dataset: TranslationDataset,
     vocab: tuple[int, int],
     world: World,
-    processes: int | None = None,
+    processes: int,
 ) -> tuple[RunConfig, Found]:
     """The configuration with a number in place of auto, the same on all processes.
 
-    vocab: sizes of both vocabularies; processes: that will train, if not those of this world.
+    vocab: sizes of both vocabularies; processes: that will train; a dry run is one alone.
     ConfigError when no batch fits in memory.
     """
     lengths = dataset.lengths(0)
-    processes = processes or world.size
     cells = np.maximum(*lengths)
     epoch = cells.sum(dtype=np.int64) if dataset.weights is None else cells @ dataset.weights
     most = largest_useful(config, int(epoch), processes)

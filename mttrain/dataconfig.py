@@ -20,7 +20,7 @@ from mttrain.settings import (
     Whole,
     as_tuple,
 )
-from mttrain.tags import TAG_PATTERN, language_tag, listed, name_problem
+from mttrain.tags import TAG_PATTERN, language_tag, listed, name_problem, note_tag
 
 Fields = tuple[int | str, int | str]
 PairsKind = Literal["tsv", "jsonl", "tmx", "sacrebleu"]
@@ -214,7 +214,7 @@ class DataConfig(Section):
         for corpus in self.train:
             tag, lang = self.tag_of(corpus), self.langs_of(corpus)[1]
             if tag is not None:
-                found[tag] = lang if found.get(tag, lang) == lang else None
+                note_tag(found, tag, lang)
         return found
 
     def untagged(self) -> bool:

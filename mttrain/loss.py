@@ -109,8 +109,7 @@ def _chunks(hidden: Tensor, vocab: int, rows: int) -> list[tuple[int, int]]:
 class _Sums:
     """Adds up the loss chunk by chunk; `total` [3]: loss, nll, correct.
 
-    What counts here is how often a chunk of logits is read and written: each pass over it takes as
-    long as a third of a matrix product in bfloat16.
+    What counts here is how often a chunk of logits is read and written.
     """
 
     def __init__(
@@ -146,8 +145,9 @@ class _Sums:
         """Scale the gradients of hidden [C*R, D] and weight [V, D], and add what the smoothing's
         share of all types, -e / V in every logit's gradient, does to them: the same for all rows of
         each, so no pass over the logits is needed."""
-        grad_hidden.mul_(self.scale)
-        grad_weight.mul_(self.scale)
+        if self.scale != 1.0:
+            grad_hidden.mul_(self.scale)
+            grad_weight.mul_(self.scale)
         if self.smoothing:
             each = self.share * self.smoothing / self.weight.shape[0]
             grad_hidden.sub_((each * self.column_sums).to(grad_hidden.dtype))

@@ -29,7 +29,7 @@ from mttrain.checkpoint import (
 from mttrain.config import OF_TRAINING, RunConfig, parse_config
 from mttrain.errors import CheckpointError, ConfigError
 from mttrain.rundir import SHARED, WEIGHTS
-from mttrain.tags import meta_tags
+from mttrain.tags import meta_tags, note_tag
 
 KEY = "train.init_from"
 
@@ -146,6 +146,6 @@ def with_origin_tags(content: dict[str, Any], record: dict[str, Any]) -> dict[st
     """
     tags = dict(record.get("tags", {}))
     for tag, lang in content["tags"].items():
-        tags[tag] = lang if tags.get(tag, lang) == lang else None
+        note_tag(tags, tag, lang)
     untagged = content["untagged"] or record.get("untagged", False)
     return {**content, "tags": tags, "untagged": untagged, "init_from": record}

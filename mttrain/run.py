@@ -83,7 +83,7 @@ class Run:
         self.start_from = self.run_dir / "checkpoints" / name[0] if name else None
         self.tokenizers: Tokenizers = tokenizers_of_run(self.config, self.world, self.log)
         self._load_text()
-        self._choose_batch()
+        self._choose_batch(self.world.size)
         self.model = self._new_model()
         self._take_origin()  # before the trainer, whose running mean begins with the weights
         trainer = Trainer(
@@ -175,10 +175,10 @@ class Run:
         dropping = TranslationDataset(train, tokenizers, drop, config.seed)
         return dropping, TranslationDataset(valid)
 
-    def _choose_batch(self, processes: int | None = None) -> None:
+    def _choose_batch(self, processes: int) -> None:
         """Put a number in the place of `train.batch_tokens: auto`; config.yaml keeps it.
 
-        processes: that will train, if not those of this world.
+        processes: that will train.
         """
         if self.config.train.batch_tokens != "auto":
             return

@@ -50,6 +50,11 @@ def name_in_token(token: str) -> str | None:
     return None if found is None or found[1] in _RESERVED else found[1]
 
 
+def note_tag(tags: dict[str, str | None], tag: str, lang: str | None) -> None:
+    """Add a tag with the target language of its text; None where it has several."""
+    tags[tag] = lang if tags.get(tag, lang) == lang else None
+
+
 def listed(names: Sequence[str] | Mapping[str, object]) -> str:
     """Names for a message."""
     return ", ".join(names)
