@@ -87,8 +87,7 @@ def model_languages(model: str, tag: str | None) -> tuple[str | None, str | None
     ConfigError for a tag that the model was not trained with, or none where it needs one.
     """
     from mttrain.checkpoint import read_meta, resolve_model
-    from mttrain.directions import direction
-    from mttrain.tags import check_tag
+    from mttrain.tags import check_tag, direction
 
     folder = resolve_model(model)
     meta = read_meta(folder)

@@ -353,10 +353,10 @@ def _machine(device: str | None) -> tuple[Machine, str]:
             raise ConfigError(f"--device {device}: write cpu, cuda, cuda:N, mps or auto.") from None
     import torch
 
+    from mttrain.cores import within_quota
     from mttrain.linear import bfloat16_is_fast
-    from mttrain.machine import cpu_quota
 
-    cores = max(1, min(torch.get_num_threads(), int(cpu_quota() or 2**31)))
+    cores = within_quota(torch.get_num_threads())
     if device in (None, "auto") and torch.cuda.is_available():
         return Machine(cores, True), torch.cuda.get_device_name()
     if device in (None, "auto", "cpu"):

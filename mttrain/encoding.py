@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mttrain.bpedropout import block_words
+from mttrain.cores import usable_cores
 from mttrain.errors import DataError
 from mttrain.pairrules import USED, PairRules, as_settings, blank_pairs, pair_hash
 from mttrain.textblocks import TextBlock, decoded
@@ -125,13 +126,7 @@ Task = tuple[TextBlock, str | None]
 
 def processes_for(size: int) -> int:
     """How many processes encode `size` bytes of text files; 0: this one does."""
-    from mttrain.machine import cpu_quota  # imports torch, which encoders do without
-
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    if (quota := cpu_quota()) is not None:
-        cores = min(cores, max(1, int(quota)))
+    cores = usable_cores()
     return min(cores, MOST) if size >= MANY and cores > 1 else 0
 
 

@@ -2,7 +2,7 @@
 
 torch starts one thread for each physical core that it sees. In a container it sees those of the
 host and not the share that the container may use, and several threads a core slow each other five-
-to tenfold; so the share is read here.
+to tenfold; so the share counts here.
 
 A training step allocates some hundred megabytes and frees them. The C library hands such memory
 back to the system, which clears and maps it again, page by page, in the next step; told to keep it,
@@ -18,9 +18,10 @@ import platform
 import resource
 import sys
 from functools import cache
-from pathlib import Path
 
 import torch
+
+from mttrain.cores import cpu_quota, within_quota
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of mallopt(3)
 _LARGEST_ON_HEAP = 32 << 20  # bytes; the C library accepts no more
@@ -44,28 +45,12 @@ def _threads(wanted: int | None, processes: int) -> tuple[int, str]:
     seen = torch.get_num_threads()
     if os.environ.get("OMP_NUM_THREADS"):
         return seen, "OMP_NUM_THREADS"
-    count, reason = seen, "one per core"
-    quota = cpu_quota()
-    if quota is not None and quota < count:
-        count, reason = max(1, int(quota)), f"this container may use {quota:g} of {seen} cores"
+    count, reason = within_quota(seen), "one per core"
+    if count < seen:
+        reason = f"this container may use {cpu_quota():g} of {seen} cores"
     if processes > 1:
         count, reason = max(1, count // processes), f"{reason}, shared by {processes} processes"
     return count, reason
-
-
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores that the control group of this process may use; None: no limit, or not on Linux."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:  # version 1 of the control groups
-            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()
-            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    if not (quota.isdigit() and period.isdigit()) or int(period) == 0:
-        return None  # "max" and "-1" say: no limit
-    return int(quota) / int(period)
 
 
 @cache

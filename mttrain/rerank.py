@@ -27,11 +27,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mttrain.directions import direction
 from mttrain.errors import ConfigError, DataError
 from mttrain.languages import base_code, same_language
 from mttrain.segments import DEFAULT_BATCH_TOKENS
-from mttrain.tags import language_tag, listed, meta_tags, needed_tag
+from mttrain.tags import direction, language_tag, listed, meta_tags, needed_tag
 from mttrain.translations import TranslatedHypothesis, Translation, lines_warning
 from mttrain.translator import ForcedScore, TranslateOptions, Translator
 

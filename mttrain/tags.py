@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mttrain.errors import CheckpointError, ConfigError
+from mttrain.languages import base_code
 
 TAG_PATTERN = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 # Signs alone, as in "<->", could be merged; a letter or digit always parts the signs around it.
@@ -100,3 +101,18 @@ def tag_lang(tag: str | None, meta: Mapping[str, Any]) -> str | None:
     lang = known.get(tag) if tag is not None and isinstance(known, dict) else None
     lang = meta.get("target_lang") if lang is None else lang
     return lang if isinstance(lang, str) else None
+
+
+def direction(meta: Mapping[str, Any], tag: str | None) -> tuple[str | None, str | None]:
+    """Source and target language with this tag (None: without any); None for what is not known.
+
+    From where the text of a tag came meta.json does not say: mostly from the main source, or from
+    several languages. So the source is that of the main direction, unless the tag asks for just
+    this language: with `2en` a model from English to German translates into English, from German
+    or anything else.
+    """
+    source, target = meta.get("source_lang"), tag_lang(tag, meta)
+    if not isinstance(source, str):
+        return None, target
+    turned = target != tag_lang(None, meta) and base_code(target) == base_code(source)
+    return (None if turned else source), target

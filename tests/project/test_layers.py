@@ -25,9 +25,9 @@ LAYERS: dict[str, float] = {
     "errors": 0,
     "yamlio": 0,
     "languages": 0,
+    "cores": 0,  # of machine and encoding
     "aliases": 0,  # of config
     "tags": 0.5,  # of dataconfig, tokenizer and translator
-    "directions": 0.75,  # of rerank and cli_eval_text
     "settings": 0.5,  # of config
     "dataconfig": 0.75,  # of config
     "linear": 0.5,  # of model

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mttrain import machine, textblocks
+from mttrain import cores, textblocks
 from mttrain.encoding import (
     MOST,
     Arrays,
@@ -125,5 +125,5 @@ def test_little_text_needs_no_processes(monkeypatch: pytest.MonkeyPatch) -> None
     assert processes_for(1 << 40) <= max(len(os.sched_getaffinity(0)), 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     for quota, count in ((None, MOST), (3.5, 3), (0.5, 0)):
-        monkeypatch.setattr(machine, "cpu_quota", lambda quota=quota: quota)
+        monkeypatch.setattr(cores, "cpu_quota", lambda quota=quota: quota)
         assert processes_for(1 << 40) == count

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from mttrain import machine
+from mttrain import cores, machine
 
 
 @pytest.fixture
@@ -42,7 +40,8 @@ def test_threads_follow_the_wish_the_container_and_the_processes(
     reason: str,
 ) -> None:
     """In a container torch starts a thread for each core of the host, and all of them wait."""
-    monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
+    for module in (cores, machine):
+        monkeypatch.setattr(module, "cpu_quota", lambda: quota)
     said = machine.prepare_cpu(wanted, processes)
     assert said.startswith(reason)
     assert threads == count
@@ -52,29 +51,9 @@ def test_the_environment_has_the_last_word(
     monkeypatch: pytest.MonkeyPatch, threads: list[int]
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    monkeypatch.setattr(machine, "cpu_quota", lambda: 2.0)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: 2.0)
     assert machine.prepare_cpu(None, 4).startswith("8 CPU threads (OMP_NUM_THREADS)")
     assert threads == []
-
-
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu.max": "150000 100000\n"}, 1.5),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
-        ({}, None),
-        ({"cpu.max": "garbage\n"}, None),
-    ],
-)
-def test_quota_of_both_versions_of_control_groups(
-    tmp_path: Path, files: dict[str, str], quota: float | None
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert machine.cpu_quota(tmp_path) == quota
 
 
 def test_memory_that_the_user_tunes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
