@@ -199,7 +199,8 @@ def extra_argument_hint(message: str, command: str, args: Sequence[str]) -> str:
     word = found[1].rstrip(")")
     before = args[args.index(word) - 1] if word in args[1:] else ""
     models = [value for option, value in itertools.pairwise(args) if option == "--model"]
-    if command in ("translate", "eval") and (before in models or os.path.isdir(word)):
+    model = os.path.isdir(word) or (before in models and not os.path.isfile(word))
+    if command in ("translate", "eval") and model:
         known = "".join(f"--model {name} " for name in models)
         return f"For an ensemble repeat --model: {known}--model {word}."
     if command in ("translate", "encode"):

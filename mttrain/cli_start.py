@@ -433,5 +433,5 @@ def _init_lines(plan: _Plan, facts: Facts, texts: dict[str, Texts], pairs: int) 
         count = f", {pairs} pairs" if split == "train" else ""
         cut = " (cut off the corpus)" if split in plan.files and split != "train" else ""
         yield f"{split}: {' and '.join(text.files)}{count}{cut}"
-    yield f"written: {plan.path}"
+    yield f"written: {plan.path}, and {plan.schema.name} beside it, which tells editors the keys"
     yield f"next: mttrain train --config {plan.path} --dry-run"

@@ -143,14 +143,14 @@ def line_body(raw: bytes, *, first: bool) -> bytes:
 def not_utf8(name: str, number: int, offset: int, raw: bytes) -> str:
     """The message about line `number`, whose bytes `raw` begin at `offset` of the text."""
     if number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return f"{name}: this is UTF-16, but text must be UTF-8; convert it with iconv -t UTF-8."
+        return f"{name}: this is UTF-16, not UTF-8; convert the file: iconv -f UTF-16 -t UTF-8."
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError as error:
         return (
             f"{name}, line {number}, byte offset {offset + error.start}: byte "
-            f"0x{raw[error.start]:02x} is not UTF-8. Correct the line, or convert the file with "
-            "iconv -t UTF-8."
+            f"0x{raw[error.start]:02x} is not UTF-8. Correct the line, or convert the file: "
+            "iconv -f ENCODING -t UTF-8."
         )
     raise AssertionError(f"{name}, line {number}: the line is UTF-8 after all")
 

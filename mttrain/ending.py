@@ -217,7 +217,7 @@ class Ending:
         texts = validator.translate(self.model, decode.beam)
         assert texts is not None
         scores = validator.score(texts, ("bleu", "chrf", "ter"))
-        self.log.say(f"test set, with {best} and beam {decode.beam}:")
+        self.log.say(f"translated the test set with {best}, beam {decode.beam}; scores come last")
         self.log.event(
             "test",
             step=self.step,

@@ -171,7 +171,7 @@ def _tried(parts: Parts) -> tuple[str, list[dict[str, Any]], int | None]:
         on_validate=lambda progress: 0.0,
         on_save=lambda progress, improved: None,
     )
-    parts.log.say(f"training for {PROBE_UPDATES} updates on {device}, to see how long it takes")
+    parts.log.say(f"up to {PROBE_UPDATES} updates on {device}, to see how long training takes")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     reason = trainer.run()  # compiling and the like, however long it takes

@@ -6,8 +6,10 @@
     checkpoints/     see the module of that name
     data/            the encoded text, unless data.cache_dir says otherwise
 
-A directory is a run of ours when its config.yaml begins with our mark. It is resumed when every
-changed key is one that may change; anything else in its place is left alone and refused.
+A directory is a run of ours when its config.yaml begins with our mark. Until its first checkpoint
+there is nothing to go on with: each start begins anew, with whatever settings and text it is given.
+Then it is resumed when every changed key is one that may change; anything else in its place is left
+alone and refused.
 """
 
 from __future__ import annotations
@@ -99,8 +101,10 @@ def check_run_dir(config: RunConfig) -> list[str]:
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError(f"run_dir {run_dir} is a file; name another directory.")
     path = run_dir / CONFIG
-    if is_run(run_dir):
+    if has_begun(run_dir):
         return _allowed_changes(load_config(path), config, run_dir)
+    if is_run(run_dir):
+        return []
     if run_dir.exists() and any(not _is_beginning(entry.name) for entry in run_dir.iterdir()):
         raise ConfigError(
             f"run_dir {run_dir} is not empty and holds no {CONFIG} of a run of ours; name another "
@@ -116,7 +120,7 @@ def _is_beginning(name: str) -> bool:
 
 def goes_on(config: RunConfig, *, fresh: bool) -> bool:
     """Whether there is a run in the directory that training would go on with."""
-    return not fresh and is_run(Path(config.run_dir))
+    return not fresh and has_begun(Path(config.run_dir))
 
 
 def complete_config(config: RunConfig, *, fresh: bool) -> RunConfig:
@@ -168,6 +172,13 @@ def is_run(run_dir: Path) -> bool:
         return False
 
 
+def has_begun(run_dir: Path) -> bool:
+    """Whether the directory is a run that has something to go on with: a checkpoint, whole or half
+    replaced."""
+    saved = (run_dir / "checkpoints").glob("*")
+    return is_run(run_dir) and any(not path.name.startswith(".tmp-") for path in saved)
+
+
 def make_run_dir(config: RunConfig, *, fresh: bool) -> IO[str]:
     """Make the directory of a new run, or take over an old one; `fresh` empties that first.
 
@@ -182,7 +193,8 @@ def make_run_dir(config: RunConfig, *, fresh: bool) -> IO[str]:
             if fresh and is_run(run_dir):
                 _remove_run(run_dir)
             _put_right(config)
-            if not is_run(run_dir):
+            if not has_begun(run_dir):
+                _remove_vocabulary(run_dir)  # of other settings, or of text since corrected
                 write_config(config)
         except BaseException:
             lock.close()
@@ -272,8 +284,7 @@ def _remove_run(run_dir: Path) -> None:
     (run_dir / LOG).unlink(missing_ok=True)
     if (run_dir / "checkpoints").is_dir():
         remove_whole(run_dir / "checkpoints", into=run_dir)
-    for name in (SHARED, SOURCE, TARGET):
-        (run_dir / name).unlink(missing_ok=True)
+    _remove_vocabulary(run_dir)
     for made in (run_dir / EXPORTS).glob("ctranslate2-*-*"):  # by `translate --engine`
         remove_whole(made, into=run_dir)
     remove_events(run_dir / FOLDER)
@@ -285,6 +296,11 @@ def _remove_run(run_dir: Path) -> None:
         if not any(store.iterdir()):
             store.rmdir()
     (run_dir / CONFIG).unlink()  # last: until then it is a run, and may be removed again
+
+
+def _remove_vocabulary(run_dir: Path) -> None:
+    for name in (SHARED, SOURCE, TARGET):
+        (run_dir / name).unlink(missing_ok=True)
 
 
 def _allowed_changes(old: RunConfig, new: RunConfig, run_dir: Path) -> list[str]:

@@ -249,7 +249,8 @@ def _model_settings(
 def _optim_settings(shape: Shape, row: Row, steps: int) -> dict[str, tuple[Any, str]]:
     warmup = max(1, min(4_000, _rounded(0.08 * steps)))
     trial = min(300, max(1, steps // 2))
-    shorter = f"--set train.max_steps={trial} --set optim.warmup_steps={max(1, trial // 6)}"
+    rise = max(1, min(warmup // 2, trial // 6))
+    shorter = f"--set train.max_steps={trial} --set optim.warmup_steps={rise}"
     found: dict[str, tuple[Any, str]] = {
         "optim.lr": (shape.lr, "peak; wider models need a lower one"),
         "optim.schedule": ("linear", "down to zero at max_steps"),
@@ -281,7 +282,7 @@ def _train_settings(
     passes = f"{_rounded(epochs)}" if epochs >= 10 else f"{epochs:.2g}"
     why = f"about {passes} passes over the text"
     if hours is not None:
-        time = f"{hours:.2g} hours" if hours >= 1 else f"{max(1, round(60 * hours))} minutes"
+        time = f"{hours:.2g} h" if hours >= 1 else f"{max(1, round(60 * hours))} min"
         why += f"; on this CPU some {time} (estimated)"
     if wanted > 1.1 * steps:
         why += f"; {_rounded(wanted)} would be better, if the time is there"

@@ -85,10 +85,11 @@ def _train(config: RunConfig, world: World, fresh: bool) -> TrainResult:
     changes = []
     if not (fresh and is_run(Path(config.run_dir))):
         changes = check_run_dir(config)
-        finished = None if fresh else _finished(config, changes, quiet=not world.is_main)
+    if goes_on(config, fresh=fresh):
+        finished = _finished(config, changes, quiet=not world.is_main)
         if finished is not None:
             return finished
-    if not goes_on(config, fresh=fresh):
+    else:
         check_beginning(config)
     world.barrier()  # every rank has looked before the first one writes
     with make_run_dir(config, fresh=fresh) if world.is_main else nullcontext():

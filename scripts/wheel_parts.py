@@ -24,9 +24,9 @@ from typing import Any
 
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w, -]+\])?(?:>=(?P<lowest>[\w.]+))?")
 PACKAGE = "mttrain"
-# What may stand in the source archive besides the package: all that building it needs, and what
-# setuptools adds of itself.
-IN_ARCHIVE = {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO", "setup.cfg"}
+# What stands in the source archive besides the package: all that building it needs, and what
+# hatchling adds of itself.
+IN_ARCHIVE = {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO", ".gitignore"}
 
 
 class Wrong(Exception):
@@ -86,7 +86,7 @@ def check_wheel(source: Path, wheel: Path) -> None:
             for name in names
             if name.startswith(f"{folder}/")
         }
-    metadata_files = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt"}
+    metadata_files = {"METADATA", "WHEEL", "RECORD", "entry_points.txt"}
     metadata_files |= {"licenses/LICENSE"}
     compare(
         f"{wheel.name}, package", package_files(source), names - {f"{folder}/{x}" for x in text}
@@ -132,11 +132,7 @@ def metadata_problems(source: Path, found: Message) -> Iterator[str]:
 def check_archive(source: Path, archive: Path) -> None:
     """Raise Wrong unless the source archive holds the package and what its build needs."""
     with tarfile.open(archive) as tar:
-        names = {
-            member.name.partition("/")[2]
-            for member in tar.getmembers()
-            if member.isfile() and ".egg-info/" not in member.name
-        }
+        names = {member.name.partition("/")[2] for member in tar.getmembers() if member.isfile()}
     compare(archive.name, package_files(source) | IN_ARCHIVE, names)
 
 

@@ -104,6 +104,7 @@ def test_a_terminal_is_told_that_it_is_read(
         (["translate", "--model", "a", "--beam", "2", "x"], "Use --input x."),
         (["encode", "x"], "Use --input x."),
         (["eval", "--model", "a", "b"], "For an ensemble repeat --model: --model a --model b."),
+        (["translate", "--model", "a", "README.md"], "Use --input README.md."),
         (["eval", "x"], "Try 'mttrain eval --help'."),
     ],
 )

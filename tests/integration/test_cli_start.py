@@ -95,7 +95,7 @@ def test_init_takes_validation_files(
     names = {"train.en", "train.de", "v.en", "v.de", "a.yaml", SCHEMA_FILE}
     assert set(os.listdir(path.parent)) == names
     out = capsys.readouterr().out
-    assert "200 lines with text" in out and f"written: {path}" in out
+    assert "200 lines with text" in out and f"written: {path}, and {SCHEMA_FILE}" in out
 
 
 def test_init_is_repeatable_and_follows_the_seed(

@@ -25,8 +25,8 @@ from mttrain.errors import CheckpointError, ConfigError, DataError, TrainingErro
 from mttrain.model import Transformer
 from mttrain.optim import learning_rate
 from mttrain.runlog import read_log
-from mttrain.runsetup import make_run_dir
-from mttrain.tokenizer import train_tokenizer
+from mttrain.runsetup import make_run_dir, training_lines
+from mttrain.tokenizer import Tokenizer, train_tokenizer
 from mttrain.trainer import TrainResult, train
 from mttrain.translator import TranslateOptions, Translator
 from tests.integration.training_help import random_sentences, tiny_config, write_pairs
@@ -389,6 +389,22 @@ def test_changes_of_a_finished_run_are_named_and_not_written(
     train(tiny_config(tmp_path, data, decode={"beam": 4}))
     assert "no effect on a finished run: decode.beam: 2 -> 4" in capsys.readouterr().err
     assert snapshot(first.run_dir) == before
+
+
+def test_a_start_that_failed_stands_in_nobodys_way(tmp_path: Path) -> None:
+    """The vocabulary of a text with lines missing was kept in silence when the text was corrected;
+    other settings were refused, in a dry run too, though there was nothing to go on with."""
+    data = copy_data(tmp_path)
+    target = Path(data["train"]["target"])
+    whole = target.read_text()
+    target.write_text("".join(whole.splitlines(keepends=True)[:40]))
+    with pytest.raises(DataError, match="lines"):
+        train(tiny_config(tmp_path, data))
+    target.write_text(whole)
+    train(other := tiny_config(tmp_path, data, model={"d_model": 64}), dry_run=True)
+    run_dir = train(other).run_dir
+    learned = train_tokenizer(training_lines(other, ("source", "target")), vocab_size=330)
+    assert Tokenizer.load(run_dir / "tokenizer.json").hash == learned.hash
 
 
 def test_log_of_a_run_that_died_before_its_first_checkpoint(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ is what can be said without a network.
 from __future__ import annotations
 
 import ast
-import fnmatch
 import os
 import re
 import runpy
@@ -17,7 +16,6 @@ import subprocess
 import sys
 import tomllib
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +183,7 @@ def constrained() -> bool:
 def test_version_is_in_one_place() -> None:
     """Stops two versions from drifting apart."""
     assert "version" not in TABLE and TABLE["dynamic"] == ["version"]
-    assert PYPROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "mttrain.__version__"}
+    assert PYPROJECT["tool"]["hatch"]["version"] == {"path": "mttrain/__init__.py"}
     text = (PROJECT / "mttrain" / "__init__.py").read_text(encoding="utf-8")
     assert len(re.findall(r"^__version__ = \"\d+\.\d+\.\d+\"$", text, re.M)) == 1
 
@@ -204,17 +202,14 @@ def test_oldest_python_is_the_same_everywhere() -> None:
 # ---- what is in the wheel ---------------------------------------------------------------------
 
 
-def test_package_data_are_declared() -> None:
-    """Stops a template from being in the clone and not in the wheel, and an idle pattern."""
-    data = {path.name for path in (PROJECT / "mttrain").iterdir() if path.is_file()}
-    data = {name for name in data if not name.endswith(".py")}
-    patterns = PYPROJECT["tool"]["setuptools"]["package-data"]["mttrain"]
-    for name in data:
-        assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), name
-    for pattern in patterns:
-        assert fnmatch.filter(data, pattern), pattern
-    folders = [p.name for p in (PROJECT / "mttrain").iterdir() if p.is_dir()]
-    assert set(folders) <= {"__pycache__"}, "the package is flat; pyproject.toml names no folder"
+def test_an_empty_folder_called_mttrain_hides_nothing(tmp_path: Path) -> None:
+    """`git clone` makes a folder of this name; beside it `import mttrain` found that folder, empty,
+    and not the package that was installed from it."""
+    (tmp_path / "mttrain").mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "mttrain", "--version"]
+    answer = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert answer.stdout.startswith("mttrain ") and not answer.stderr
 
 
 @pytest.fixture(scope="module")
@@ -233,11 +228,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built without a network by the setuptools that is installed."""
-    needed = Requirement(PYPROJECT["build-system"]["requires"][0])
-    assert needed.name == "setuptools"
-    if find_spec("setuptools") is None or metadata.version("setuptools") not in needed.specifier:
-        pytest.skip(f"{needed} is not installed")
+    """The wheel, built without a network by the hatchling that is installed."""
     output = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
     command += ["--no-build-isolation", "--wheel-dir", str(output), str(source)]

@@ -212,6 +212,7 @@ def test_the_trial_that_the_file_names_is_one(tmp_path: Path) -> None:
         steps = loaded.train.max_steps
         assert steps is not None
         assert loaded.optim.warmup_steps < steps < sizes.values()["train.max_steps"]
+        assert loaded.optim.warmup_steps < sizes.values()["optim.warmup_steps"]
 
 
 def test_rows_stand_in_order() -> None:
