@@ -424,6 +424,8 @@ def _print_init(
 
 
 def _init_lines(plan: _Plan, facts: Facts, texts: dict[str, Texts], pairs: int) -> Iterator[str]:
+    from mttrain.schema import is_schema
+
     for name, side in (("source", facts.source), ("target", facts.target)):
         yield (
             f"{name}: {facts.pairs} lines with text, {side.mean:.1f} characters on average, 99 % "
@@ -433,5 +435,6 @@ def _init_lines(plan: _Plan, facts: Facts, texts: dict[str, Texts], pairs: int) 
         count = f", {pairs} pairs" if split == "train" else ""
         cut = " (cut off the corpus)" if split in plan.files and split != "train" else ""
         yield f"{split}: {' and '.join(text.files)}{count}{cut}"
-    yield f"written: {plan.path}, and {plan.schema.name} beside it, which tells editors the keys"
+    known = f", and {plan.schema.name} beside it, which tells editors the keys"
+    yield f"written: {plan.path}{known if is_schema(plan.schema) else ''}"
     yield f"next: mttrain train --config {plan.path} --dry-run"
