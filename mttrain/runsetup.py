@@ -91,8 +91,9 @@ MAY_CHANGE = (
 """Keys and sections that take effect when a run is resumed; all others would make another run."""
 
 
-def check_run_dir(config: RunConfig) -> list[str]:
-    """Check, without writing, that training with these settings may use its directory.
+def check_run_dir(config: RunConfig, *, fresh: bool) -> list[str]:
+    """Check, without writing, that training with these settings may use its directory; `fresh`
+    would empty a run first.
 
     Returns a line for each changed key of a run that would be resumed. Raises ConfigError when
     something else is in the way, naming each key that may not change.
@@ -100,9 +101,8 @@ def check_run_dir(config: RunConfig) -> list[str]:
     run_dir = Path(config.run_dir)
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError(f"run_dir {run_dir} is a file; name another directory.")
-    path = run_dir / CONFIG
-    if has_begun(run_dir):
-        return _allowed_changes(load_config(path), config, run_dir)
+    if goes_on(config, fresh=fresh):
+        return _allowed_changes(load_config(run_dir / CONFIG), config, run_dir)
     if is_run(run_dir):
         return []
     if run_dir.exists() and any(not _is_beginning(entry.name) for entry in run_dir.iterdir()):

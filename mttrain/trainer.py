@@ -38,7 +38,6 @@ from mttrain.runsetup import (
     check_text_files,
     complete_config,
     goes_on,
-    is_run,
     make_run_dir,
 )
 from mttrain.storefiles import LOCK
@@ -82,9 +81,7 @@ def _refuse_to_empty_again() -> None:
 
 
 def _train(config: RunConfig, world: World, fresh: bool) -> TrainResult:
-    changes = []
-    if not (fresh and is_run(Path(config.run_dir))):
-        changes = check_run_dir(config)
+    changes = check_run_dir(config, fresh=fresh)
     if goes_on(config, fresh=fresh):
         finished = _finished(config, changes, quiet=not world.is_main)
         if finished is not None:
@@ -107,8 +104,7 @@ def _rehearse(config: RunConfig, fresh: bool) -> TrainResult:
         return TrainResult("dry_run", Path(config.run_dir), None)
     run_dir = Path(config.run_dir)
     begun = goes_on(config, fresh=fresh)
-    if begun or not is_run(run_dir):
-        check_run_dir(config)
+    check_run_dir(config, fresh=fresh)
     if not begun:
         check_beginning(config)
     with (

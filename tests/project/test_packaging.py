@@ -202,6 +202,12 @@ def test_oldest_python_is_the_same_everywhere() -> None:
 # ---- what is in the wheel ---------------------------------------------------------------------
 
 
+def test_the_package_is_flat() -> None:
+    """Stops modules in a folder, which the tests of layers and sizes would not see."""
+    folders = [p.name for p in (PROJECT / "mttrain").iterdir() if p.is_dir()]
+    assert set(folders) <= {"__pycache__"}
+
+
 def test_an_empty_folder_called_mttrain_hides_nothing(tmp_path: Path) -> None:
     """`git clone` makes a folder of this name; beside it `import mttrain` found that folder, empty,
     and not the package that was installed from it."""
